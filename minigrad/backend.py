@@ -1,0 +1,238 @@
+"""NumPy or CuPy: which one an array belongs to, moves between them, and the few things that differ.
+
+The device of a computation is the device of its arrays: `xp = array_module(x)` is the first line of a
+function that computes, and nothing else chooses. There is no global switch, so both devices work in one
+process. Importing this module never imports CuPy.
+"""
+
+import importlib
+import math
+import sys
+
+import numpy as np
+
+from minigrad.tree import tree_map
+
+DEFAULT_DTYPE = "float32"
+HOW_TO_MOVE = "move one of them with minigrad.backend.to_device(array, 'cpu' or 'gpu')"
+
+
+class DeviceError(RuntimeError):
+    """The device that was asked for is not there."""
+
+
+# ---- which module an array belongs to --------------------------------------------------------------------
+
+def _module_of(array):
+    """numpy, cupy, or None for something that is not an array."""
+    if isinstance(array, np.ndarray):
+        return np
+    if type(array).__module__.partition(".")[0] == "cupy":
+        return sys.modules["cupy"]
+    return None
+
+
+def array_module(*arrays, **named):
+    """The module (numpy or cupy) that all given arrays belong to.
+
+    Arrays may be given by position or by name (`array_module(x=x, W=self.W.value)`: the names are used in
+    the error); None is passed over, so that optional arguments can be handed on as they are.
+
+    Raises TypeError for something that is not an array, and for a NumPy/CuPy mix.
+    """
+    named.update((f"argument {n}", array) for n, array in enumerate(arrays, 1))
+    first, xp = None, None
+    for name, array in named.items():
+        if array is None:
+            continue
+        module = _module_of(array)
+        if module is None:
+            raise TypeError(f"{name} is a {type(array).__name__}; expected a NumPy or CuPy array")
+        if xp is None:
+            first, xp = name, module
+        elif module is not xp:
+            raise TypeError(f"{first} is on the {_place(xp)} and {name} on the {_place(module)}: {HOW_TO_MOVE}")
+    if xp is None:
+        raise TypeError("array_module got no array")
+    return xp
+
+
+def _place(module):
+    return "CPU (NumPy)" if module is np else "GPU (CuPy)"
+
+
+def on_host(array):
+    """True for a NumPy array: its values can be looked at without waiting for a GPU."""
+    return array_module(array) is np
+
+
+# ---- devices ---------------------------------------------------------------------------------------------
+
+def gpu_problem():
+    """None when a GPU can be used, else one line that says why not ("CuPy is installed" is not "a GPU is there")."""
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError as error:
+        return f"CuPy cannot be imported ({error}); install it with: pip install 'minigrad[gpu]'"
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # CuPy has an error class of its own for each CUDA library
+        return f"CuPy is installed but finds no usable CUDA device ({str(error).splitlines()[0]})"
+    return None if count else "CuPy is installed but this machine has no CUDA device"
+
+
+def gpu_available():
+    """True when CuPy can be imported and a CUDA device answers."""
+    return gpu_problem() is None
+
+
+def resolve_device(device):
+    """'cpu' or 'gpu' for 'cpu', 'gpu' or 'auto' (the GPU if one is there).
+
+    Raises ValueError for another word, DeviceError for 'gpu' where there is none.
+    """
+    if device not in ("cpu", "gpu", "auto"):
+        raise ValueError(f"device is {device!r}; expected 'cpu', 'gpu' or 'auto'")
+    if device == "cpu":
+        return "cpu"
+    problem = gpu_problem()
+    if device == "gpu" and problem:
+        raise DeviceError(f"device 'gpu' was asked for, but {problem}")
+    return "cpu" if problem else "gpu"
+
+
+def module_of_device(device):
+    """numpy for 'cpu', cupy for 'gpu'; raises as `resolve_device` does."""
+    return np if resolve_device(device) == "cpu" else importlib.import_module("cupy")
+
+
+def to_device(tree, device):
+    """A copy-if-needed of an array (or of a tuple, list or dict of arrays, a state for example) on a device.
+
+    An array that is already there is returned as it is. Layers move with `layer.to_device(device)`.
+    """
+    if module_of_device(device) is np:
+        return tree_map(asnumpy, tree)
+    cupy = importlib.import_module("cupy")
+    return tree_map(lambda array: array if _module_of(array) is cupy else cupy.asarray(array), tree)
+
+
+def asnumpy(array):
+    """The array on the host; a NumPy array is returned as it is."""
+    return array if isinstance(array, np.ndarray) else array_module(array).asnumpy(array)
+
+
+# ---- what NumPy and CuPy do differently ------------------------------------------------------------------
+
+def _special(xp):
+    return importlib.import_module("scipy.special" if xp is np else "cupyx.scipy.special")
+
+
+def erf(x):
+    """The error function, elementwise, in x's dtype (library code: a classic approximation caps a check at 5e-7)."""
+    return _special(array_module(x)).erf(x)
+
+
+def sigmoid(x):
+    """1 / (1 + exp(-x)), elementwise, in x's dtype; no overflow for large |x|."""
+    return _special(array_module(x)).expit(x)
+
+
+def scatter_add(target, ids, updates):
+    """target[ids[n]] += updates[n] for every n, in place; a repeated id receives every one of its updates.
+
+    target (V, ...), ids (N,) integer, updates (N, ...). (`target[ids] += updates` would keep one of them.)
+    On the CPU repeated ids are first summed by a sparse one-hot product, several times faster than add.at.
+
+    Raises IndexError for an id outside 0 ... V-1 (on the CPU; a GPU is not made to wait for the check).
+    """
+    xp = array_module(target=target, ids=ids, updates=updates)
+    if xp is not np:
+        xp.add.at(target, ids, updates)
+        return
+    from scipy.sparse import csr_array
+
+    if ids.size == 0:
+        return
+    if ids.min() < 0 or ids.max() >= len(target):
+        raise IndexError(f"ids run from {ids.min()} to {ids.max()}; expected 0 ... {len(target) - 1}")
+    used, position = np.unique(ids, return_inverse=True)
+    n = np.arange(ids.size)
+    one_hot = csr_array((np.ones(ids.size, updates.dtype), (position.ravel(), n)), shape=(used.size, ids.size))
+    rows = one_hot @ updates.reshape(ids.size, -1)
+    target[used] += rows.reshape(used.size, *target.shape[1:])
+
+
+# ---- random numbers --------------------------------------------------------------------------------------
+
+def step_generator(seed, step, device="cpu"):
+    """The generator of one training step, a function of (seed, step) alone, so that a resumed run is exact."""
+    sequence = np.random.SeedSequence([seed, step])
+    if resolve_device(device) == "cpu":
+        return np.random.default_rng(sequence)
+    return module_of_device(device).random.default_rng(int(sequence.generate_state(1, np.uint64)[0]))
+
+
+def uniform_like(rng, x):
+    """Uniform numbers in [0, 1) with x's shape, dtype and device. A host generator serves a GPU array too."""
+    xp = array_module(x)
+    draw_dtype = x.dtype if x.dtype.itemsize >= 4 else np.dtype(DEFAULT_DTYPE)
+    return xp.asarray(rng.random(x.shape, dtype=draw_dtype)).astype(x.dtype, copy=False)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------
+# The arrays of a recurrent layer are a few MB each: too large for malloc's own reuse, so that every forward
+# would take fresh pages from the kernel, and each first touch of a page costs a fault (about a quarter of a
+# training step; docs/results/speed.md). `empty` therefore hands out blocks that a dead array gave back.
+# CuPy has such a pool of its own.
+
+ALIGNMENT = 64                     # bytes: one cache line, one AVX-512 register
+POOLED_FROM = 1 << 16              # smaller arrays are malloc's business
+POOL_LIMIT = 1 << 29               # bytes that may lie idle
+_idle = {}                         # size -> blocks of that size
+_idle_bytes = [0]
+
+
+class _Block:
+    """Owns aligned memory for one array and returns it to the pool when that array and its views are gone."""
+
+    def __init__(self, size):
+        blocks = _idle.get(size)
+        if blocks:
+            self.memory = blocks.pop()
+            _idle_bytes[0] -= size
+        else:
+            raw = np.empty(size + ALIGNMENT, np.uint8)
+            start = -raw.ctypes.data % ALIGNMENT
+            self.memory = raw[start:start + size]
+        self.__array_interface__ = self.memory.__array_interface__
+
+    def __del__(self):
+        size = self.memory.nbytes
+        if _idle_bytes is not None and _idle_bytes[0] + size <= POOL_LIMIT:
+            _idle_bytes[0] += size
+            _idle.setdefault(size, []).append(self.memory)
+
+
+def empty(shape, dtype, xp=np):
+    """An uninitialised C-contiguous array, 64-byte aligned, in recycled memory where that saves page faults."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    if xp is not np:
+        return xp.empty(shape, dtype)
+    # Sizes are rounded up to eighths of a power of two, so that sequences of any length share blocks.
+    grain = max(ALIGNMENT, 1 << max(0, size.bit_length() - 4))
+    rounded = -(-max(size, 1) // grain) * grain
+    if size < POOLED_FROM:
+        raw = np.empty(rounded + ALIGNMENT, np.uint8)
+        memory = raw[-raw.ctypes.data % ALIGNMENT:]
+    else:
+        memory = np.asarray(_Block(rounded))
+    return memory[:size].view(dtype).reshape(shape)
+
+
+def zeros(shape, dtype, xp=np):
+    """As `empty`, filled with zeros."""
+    array = empty(shape, dtype, xp)
+    array[...] = 0
+    return array

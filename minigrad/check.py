@@ -1,0 +1,63 @@
+"""Checks of what a caller hands in: one clear sentence with the argument, what came, and what was expected."""
+
+import math
+
+import numpy as np
+
+
+def check_rank_and_width(layer, name, array, rank, width):
+    """`array` must hold floating-point numbers, have `rank` axes (None: one or more) and end in `width` columns."""
+    expected = {None: f"(..., {width})", 2: f"(batch, {width})", 3: f"(batch, length, {width})"}[rank]
+    if array.dtype.kind != "f":
+        raise TypeError(f"{layer}: {name} has dtype {array.dtype}; expected floating-point numbers")
+    if array.ndim != (rank or max(array.ndim, 1)) or array.shape[-1] != width:
+        raise ValueError(f"{layer}: {name} has shape {array.shape}; expected {expected}")
+
+
+def check_shape(layer, name, array, shape):
+    """`array` must have exactly this shape and hold floating-point numbers."""
+    if array.dtype.kind != "f":
+        raise TypeError(f"{layer}: {name} has dtype {array.dtype}; expected floating-point numbers")
+    if array.shape != tuple(shape):
+        raise ValueError(f"{layer}: {name} has shape {array.shape}; expected {tuple(shape)}")
+
+
+def check_mask(layer, mask, shape, name="mask"):
+    """`mask` must be boolean (True where the position is real) and of this shape."""
+    if getattr(mask, "dtype", None) != np.bool_:
+        came = getattr(mask, "dtype", type(mask).__name__)
+        raise TypeError(f"{layer}: {name} has dtype {came}; expected bool, True where the position is real")
+    if mask.shape != tuple(shape):
+        raise ValueError(f"{layer}: {name} has shape {mask.shape}; expected {tuple(shape)}")
+
+
+def check_state(layer, state, shapes):
+    """`state` must be a tuple of arrays with the given names and shapes."""
+    names = ", ".join(shapes)
+    if not isinstance(state, tuple | list) or len(state) != len(shapes):
+        came = f"{len(state)} entries" if isinstance(state, tuple | list) else type(state).__name__
+        raise ValueError(f"{layer}: state is {came}; expected a tuple ({names})")
+    for (name, shape), array in zip(shapes.items(), state):
+        if not hasattr(array, "dtype"):
+            raise TypeError(f"{layer}: state's {name} is a {type(array).__name__}; expected an array of shape {shape}")
+        check_shape(layer, f"state's {name}", array, shape)
+
+
+def check_count(owner, name, value, least=1):
+    """`value` must be a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{owner}: {name} is {value!r}; expected a whole number of at least {least}")
+
+
+def check_choice(owner, name, value, choices):
+    """`value` must be one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{owner}: {name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
+
+
+def check_number(owner, name, value, low, high=math.inf, *, open_low=False, open_high=False):
+    """`value` must be a number in the range; NaN is never in it."""
+    inside = isinstance(value, int | float | np.number) and low <= value <= high
+    if not inside or (open_low and value == low) or (open_high and value == high):
+        left, right = "(" if open_low else "[", ")" if open_high or high == math.inf else "]"
+        raise ValueError(f"{owner}: {name} is {value!r}; expected a number in {left}{low}, {high}{right}")

@@ -1,0 +1,39 @@
+"""The order in which examples are met."""
+
+import numpy as np
+
+from minigrad.check import check_count
+
+
+class Batches:
+    """Shuffled minibatches of aligned arrays; which examples step s sees is a function of (seed, s) alone.
+
+    `batches[s]` is the tuple of the arrays' rows at step s. Every epoch has its own permutation, drawn from
+    (seed, epoch); the rows left over at its end are not used in that epoch. Since nothing is remembered, a run that
+    is resumed at any step goes on exactly.
+
+    Raises ValueError for arrays of different lengths, and for a batch larger than the data.
+    """
+
+    def __init__(self, arrays, batch_size, seed):
+        check_count("Batches", "batch_size", batch_size)
+        lengths = [len(array) for array in arrays]
+        if len(set(lengths)) != 1:
+            raise ValueError(f"Batches: the arrays have lengths {lengths}; expected one length")
+        if batch_size > lengths[0]:
+            raise ValueError(f"Batches: batch_size is {batch_size}, larger than the data ({lengths[0]} examples)")
+        self.arrays, self.batch_size, self.seed = tuple(arrays), batch_size, seed
+        self.per_epoch = lengths[0] // batch_size
+        self._epoch, self._order = None, None
+
+    def position(self, step):
+        """(epoch, batch within it) of a step."""
+        return divmod(step, self.per_epoch)
+
+    def __getitem__(self, step):
+        epoch, n = self.position(step)
+        if epoch != self._epoch:                                 # a memo of a pure function
+            self._order = np.random.default_rng([self.seed, epoch]).permutation(len(self.arrays[0]))
+            self._epoch = epoch
+        rows = self._order[n * self.batch_size:(n + 1) * self.batch_size]
+        return tuple(array[rows] for array in self.arrays)

@@ -1,0 +1,28 @@
+"""Dropout (Srivastava et al. 2014), in the inverted form: the scaling happens in training."""
+
+from minigrad.backend import uniform_like
+from minigrad.check import check_number
+from minigrad.layer import Layer
+
+
+class Dropout(Layer):
+    """y = x * m / (1 - p) with m_i = 1 with probability 1 - p, else 0; the identity when rng is None.
+
+    Backward: dx = dy * m / (1 - p), with the m that forward drew: it is in the cache.
+    x of any shape. `mask` is accepted and has no effect. Raises ValueError for p outside [0, 1).
+    """
+
+    def __init__(self, p, *, rng=None, dtype=None):
+        check_number("Dropout", "p", p, 0, 1, open_high=True)
+        self.p = float(p)
+
+    def forward(self, x, mask=None, rng=None):
+        if rng is None or self.p == 0:
+            return x, (None,)
+        scaled_mask = (uniform_like(rng, x) >= self.p).astype(x.dtype)
+        scaled_mask *= 1 / (1 - self.p)
+        return x * scaled_mask, (scaled_mask,)
+
+    def backward(self, dy, cache):
+        scaled_mask, = cache
+        return dy if scaled_mask is None else dy * scaled_mask

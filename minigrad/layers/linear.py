@@ -1,0 +1,42 @@
+"""Linear: y = x W + b."""
+
+from minigrad.backend import array_module
+from minigrad.check import check_count, check_rank_and_width
+from minigrad.initializers import glorot_uniform, zeros
+from minigrad.layer import Layer
+from minigrad.parameter import Parameter
+
+
+class Linear(Layer):
+    """y = x W + b, row vectors, on the last axis.
+
+    W (d_in, d_out)  Glorot uniform
+    b (d_out,)       zero; absent with bias=False
+    x (..., d_in) -> y (..., d_out), dtype of x and W together. `mask` and `rng` are accepted and have no effect:
+    each position is mapped on its own.
+
+    Raises ValueError for a wrong width, TypeError for a wrong dtype or device.
+    """
+
+    def __init__(self, d_in, d_out, bias=True, *, rng=None, dtype=None):
+        check_count("Linear", "d_in", d_in)
+        check_count("Linear", "d_out", d_out)
+        self.W = Parameter(glorot_uniform(rng, (d_in, d_out), dtype), "W")
+        self.b = Parameter(zeros((d_out,), dtype), "b") if bias else None
+
+    def forward(self, x, mask=None, rng=None):
+        array_module(x=x, W=self.W.value)
+        check_rank_and_width("Linear", "x", x, None, self.W.value.shape[0])
+        y = x @ self.W.value                                     # (..., d_out)
+        if self.b is not None:
+            y = y + self.b.value
+        return y, (x,)
+
+    def backward(self, dy, cache):
+        """dx = dy W^T; W.grad += x^T dy; b.grad += sum dy (over every position)."""
+        x, = cache
+        rows, drows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])   # (N, d_in), (N, d_out)
+        self.W.grad += rows.T @ drows
+        if self.b is not None:
+            self.b.grad += drows.sum(axis=0)
+        return dy @ self.W.value.T

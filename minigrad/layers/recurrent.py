@@ -1,0 +1,122 @@
+"""What all recurrent layers share: their contract, masks by packing, and Stack.
+
+    (y, state), cache = forward(x, state=None, mask=None, rng=None)
+    dx, dstate0       = backward((dy, dstate), cache)
+
+x (B, L, d), y (B, L, h). A state is all that a continued call needs. dy, dstate, and any entry of dstate may be
+None, meaning zero. A masked step is as if it were not there: y and dx are 0 at it and the state stays as it is.
+"""
+
+from typing import Any, NamedTuple
+
+from minigrad.backend import array_module
+from minigrad.check import check_mask, check_rank_and_width
+from minigrad.layer import Layer
+
+
+class Recurrent(Layer):
+    """Base of the recurrent layers. `layer(x, ...)` returns (y, state)."""
+
+    recurrent = True
+
+    def forward(self, x, state=None, mask=None, rng=None):
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def check_input(self, x, mask, d):
+        """Raise unless x is floating point (B, L, d) and mask, if any, boolean (B, L)."""
+        name = type(self).__name__
+        check_rank_and_width(name, "x", x, 3, d)
+        if mask is not None:
+            check_mask(name, mask, x.shape[:2])
+
+
+def split_upstream(upstream):
+    """(dy, dstate) from what was handed to backward. Raises TypeError when it is not such a pair."""
+    if not isinstance(upstream, tuple | list) or len(upstream) != 2:
+        raise TypeError(f"backward got a {type(upstream).__name__}; expected the pair (dy, dstate), None meaning zero")
+    return upstream
+
+
+# ---- masks -----------------------------------------------------------------------------------------------
+# A time loop with a mask in every step is slow and hard to read. Instead each sample's real steps are moved to
+# the left, the loop runs as if there were no mask, and what it did beyond a sample's length is never looked at.
+
+
+class Packing(NamedTuple):
+    """Where each sample's real steps are: slot t of the packed sequence is step order[b, t] of the given one."""
+
+    order: Any      # (B, L) integer
+    inverse: Any    # (B, L) integer: step t of the given sequence is slot inverse[b, t]
+    lengths: Any    # (B,) integer: the number of real steps
+    mask: Any       # (B, L) boolean, as given
+
+    @classmethod
+    def of(cls, mask):
+        """None for no mask."""
+        if mask is None:
+            return None
+        xp, L = array_module(mask=mask), mask.shape[1]
+        order = xp.argsort(xp.where(mask, 0, L) + xp.arange(L), axis=1)      # distinct keys: stable by construction
+        return cls(order, xp.argsort(order, axis=1), mask.sum(axis=1), mask)
+
+
+def pack(x, packing):
+    """(B, L, d) with the real steps on the left and zeros behind them; x itself when packing is None."""
+    if packing is None:
+        return x
+    xp = array_module(x)
+    real = xp.where(packing.mask[:, :, None], x, 0)              # NaN in a masked step ends here
+    return xp.take_along_axis(real, packing.order[:, :, None], axis=1)
+
+
+def unpack(y, packing):
+    """The inverse of `pack`: every step back at its place, zeros at the masked ones."""
+    if packing is None:
+        return y
+    xp = array_module(y)
+    spread = xp.take_along_axis(y, packing.inverse[:, :, None], axis=1)
+    return xp.where(packing.mask[:, :, None], spread, 0)
+
+
+# ---- several layers --------------------------------------------------------------------------------------
+
+
+class Stack(Recurrent):
+    """Recurrent layers one above the other: the y of each is the x of the next. state is the tuple of their states.
+
+    Raises TypeError for a layer that is not recurrent.
+    """
+
+    def __init__(self, *layers):
+        for layer in layers:
+            if not getattr(layer, "recurrent", False):
+                raise TypeError(f"Stack: got a {type(layer).__name__}; expected recurrent layers")
+        if not layers:
+            raise TypeError("Stack: got no layer; expected at least one recurrent layer")
+        self.layers = list(layers)
+
+    def forward(self, x, state=None, mask=None, rng=None):
+        states = self._split(state, "state")
+        new_states, caches = [], []
+        for layer, layer_state in zip(self.layers, states):
+            (x, new_state), cache = layer.forward(x, state=layer_state, mask=mask, rng=rng)
+            new_states.append(new_state)
+            caches.append(cache)
+        return (x, tuple(new_states)), (caches,)
+
+    def backward(self, upstream, cache):
+        caches, = cache
+        dy, dstate = split_upstream(upstream)
+        dstates, dstates0 = self._split(dstate, "dstate"), []
+        for layer, layer_cache, layer_dstate in zip(self.layers[::-1], caches[::-1], dstates[::-1]):
+            dy, dstate0 = layer.backward((dy, layer_dstate), layer_cache)
+            dstates0.append(dstate0)
+        return dy, tuple(dstates0[::-1])
+
+    def _split(self, state, name):
+        if state is None:
+            return (None,) * len(self.layers)
+        if not isinstance(state, tuple | list) or len(state) != len(self.layers):
+            came = f"{len(state)} entries" if isinstance(state, tuple | list) else type(state).__name__
+            raise ValueError(f"Stack: {name} is {came}; expected a tuple of {len(self.layers)}, one a layer")
+        return tuple(state)

@@ -1,0 +1,156 @@
+"""RRALSTM: the LSTM with recurrent residual attention (Wang 2017, arXiv 1709.03714, equations 7 to 10).
+
+Derivation of the backward: docs/derivations/rra.md.
+"""
+
+from minigrad.backend import array_module
+from minigrad.check import check_choice, check_count, check_state
+from minigrad.functional import softmax, sum_normalize
+from minigrad.initializers import gate_blocks, generator, uniform, zeros
+from minigrad.layer import looks_at_values
+from minigrad.layers.lstm import lstm_gates, lstm_gates_backward
+from minigrad.layers.lstm_loop import loop_backward, loop_forward
+from minigrad.layers.recurrent import Recurrent, split_upstream
+from minigrad.parameter import Parameter
+
+NORMALIZERS = {"sum": sum_normalize, "softmax": softmax}
+SMALLEST_SUM = 1e-6                # of |sum w| relative to sum |w|
+
+# ---- the equations ---------------------------------------------------------------------------------------
+
+
+def rra_attention(past, w_hat):
+    """Equation 9: a_t = sum_k w_hat[k-1] h_{t-k-offset+1}, k = 1 ... K.
+
+    past (B, P, h), oldest first, past[:, -1] = h_{t-1}; with P = K+offset-1 its first K states are the window,
+    the oldest of them weighed by w_hat[K-1].
+    """
+    K = len(w_hat)
+    return sum(w_hat[k - 1] * past[:, K - k] for k in range(1, K + 1))
+
+
+def rra_attention_backward(da, past, w_hat):
+    """dpast[:, K-k] = w_hat[k-1] da;  dw_hat[k-1] = <da, past[:, K-k]> (over batch and units)."""
+    xp, K = array_module(past), len(w_hat)
+    dpast, dw_hat = xp.zeros_like(past), xp.zeros_like(w_hat)
+    for k in range(1, K + 1):
+        dpast[:, K - k] = w_hat[k - 1] * da
+        dw_hat[k - 1] = (da * past[:, K - k]).sum()
+    return dpast, dw_hat
+
+
+def rra_step(x, past, c, W, U, b, w_hat):
+    """One step, as written:
+
+        i, f, o = sigma(x W + h_{t-1} U + b)     g = tanh(x W + h_{t-1} U + b)        (7)
+        c_t = f c_{t-1} + i g                                                         (8)
+        a_t = sum_k w_hat[k-1] h_{t-k-offset+1}                                       (9)
+        h_t = o tanh(c_t + a_t)                                                       (10)
+
+    x (B, d), past (B, P, h) oldest first, c (B, h), w_hat (K,) -> (past', c'), cache; h_t is past'[:, -1].
+    The gates see x_t and h_{t-1} alone, and a_t is not written into c_t.
+    """
+    xp = array_module(x)
+    i, f, o, g = lstm_gates(x, past[:, -1], W, U, b)
+    c_new = f * c + i * g
+    q = xp.tanh(c_new + rra_attention(past, w_hat))
+    new_past = xp.concatenate([past[:, 1:], (o * q)[:, None]], axis=1)
+    return (new_past, c_new), (x, past, c, (i, f, o, g), q)
+
+
+def rra_step_backward(dpast_new, dc_new, cache, W, U, w_hat):
+    """The step's gradients, line by line from the bottom up: (dx, dpast, dc), (dW, dU, db, dw_hat)."""
+    x, past, c, (i, f, o, g), q = cache
+    dh_new, do = dpast_new[:, -1], dpast_new[:, -1] * q
+    ds = dh_new * o * (1 - q * q)                                            # of c_t + a_t
+    dpast, dw_hat = rra_attention_backward(ds, past, w_hat)
+    dpast[:, 1:] += dpast_new[:, :-1]                                        # the states that moved up by one place
+    dc_new = dc_new + ds
+    di, df, dg, dc = dc_new * g, dc_new * c, dc_new * i, dc_new * f
+    dx, dh, dW, dU, db = lstm_gates_backward(di, df, do, dg, x, past[:, -1], (i, f, o, g), W, U)
+    dpast[:, -1] += dh
+    return (dx, dpast, dc), (dW, dU, db, dw_hat)
+
+
+# ---- the layer -------------------------------------------------------------------------------------------
+
+
+class RRALSTM(Recurrent):
+    """h_t = o_t tanh(c_t + a_t) over a sequence (`rra_step` is the cell): an LSTM with a residual that attends.
+
+    a_t = sum_k w_hat[k-1] h_{t-k-offset+1} is a weighted sum over a window of K earlier states; w_hat is w (K,),
+    normalised: `normalize="sum"`, w / sum w (the paper), or "softmax". offset=2 is the paper (h_{t-2} ...
+    h_{t-K-1}), offset=1 the author's released code (h_{t-1} ... h_{t-K}). w[0] weighs the newest state of the window.
+    States before the sequence are zero. K = 0 is the LSTM, with no normaliser.
+
+    W (d, 4h), U (h, 4h), b (4h,), gates in the order i, f, o, g, starting as LSTM's do; w (K,) uniform in [0, 1).
+
+    forward(x (B, L, d), state=None, mask=None) -> (y (B, L, h), (past, c)), cache; state: past (B, P, h) with
+    P = max(1, K+offset-1), oldest first, past[:, -1] = h_{t-1}; c (B, h). dtype: that of x and the parameters.
+
+    Raises ValueError for wrong settings or shapes, TypeError for wrong dtypes or a mix of devices, ArithmeticError
+    (`validate`) where the sum of w has come too near to zero to divide by.
+    """
+
+    def __init__(self, d, h, K, offset=2, normalize="sum", forget_bias=1.0, *, init="orthogonal", rng=None,
+                 dtype=None):
+        for name, value, least in [("d", d, 1), ("h", h, 1), ("K", K, 0)]:
+            check_count("RRALSTM", name, value, least)
+        check_choice("RRALSTM", "offset", offset, (1, 2))
+        check_choice("RRALSTM", "normalize", normalize, NORMALIZERS)
+        rng = generator(rng)
+        W, U = gate_blocks(init, rng, d, h, dtype)
+        b = zeros((4 * h,), dtype)
+        b[h:2 * h] = forget_bias
+        self.W, self.U, self.b = Parameter(W, "W"), Parameter(U, "U"), Parameter(b, "b")
+        self.w = Parameter(uniform(rng, (K,), dtype=dtype), "w")
+        self.offset, self.normalize = offset, normalize
+
+    def attention_weights(self):
+        """(w_hat (K,), the normaliser's cache); (None, None) for K = 0."""
+        return NORMALIZERS[self.normalize].forward(self.w.value) if len(self.w.value) else (None, None)
+
+    def validate(self):
+        """Raise ArithmeticError when |sum w| <= 1e-6 sum |w|: the normaliser would divide by nearly nothing."""
+        w = self.w.value
+        if self.normalize != "sum" or not len(w):
+            return
+        total, size = float(w.sum()), float(abs(w).sum())
+        if abs(total) <= SMALLEST_SUM * size:
+            raise ArithmeticError(
+                f"RRALSTM: the attention weights w sum to {total:.3g} while their sizes sum to {size:.3g}, and "
+                "normalize='sum' divides by that sum; use normalize='softmax', or a smaller learning rate")
+
+    def forward(self, x, state=None, mask=None, rng=None):
+        W, U, b = self.W.value, self.U.value, self.b.value
+        array_module(x=x, W=W, mask=mask)
+        self.check_input(x, mask, W.shape[0])
+        looks_at_values(self, x)
+        past, c = self._split_state(state, x.shape[0])
+        w_hat, w_cache = self.attention_weights()
+        y, past, c, cache = loop_forward(x, past, c, mask, W, U, b, w_hat, self.offset)
+        return (y, (past, c)), (cache, w_hat, w_cache)
+
+    def backward(self, upstream, cache):
+        """Backpropagation through time (`loop_backward`): dx (B, L, d) and dstate0 = (dpast, dc).
+
+        w.grad += (dw_hat - <w_hat, dw_hat>) / sum w; under softmax w_hat (dw_hat - <w_hat, dw_hat>).
+        """
+        loop_cache, w_hat, w_cache = cache
+        dy, dstate = split_upstream(upstream)
+        dpast, dc = (None, None) if dstate is None else dstate
+        dx, dpast, dc, dW, dU, db, dw_hat = loop_backward(
+            dy, dpast, dc, loop_cache, self.W.value, self.U.value, w_hat, self.offset)
+        self.W.grad += dW
+        self.U.grad += dU
+        self.b.grad += db
+        if dw_hat is not None:
+            self.w.grad += NORMALIZERS[self.normalize].backward(dw_hat, w_cache)
+        return dx, (dpast, dc)
+
+    def _split_state(self, state, B):
+        if state is None:
+            return None, None
+        K, h = len(self.w.value), self.U.value.shape[0]
+        check_state("RRALSTM", state, {"past": (B, max(1, K + self.offset - 1), h), "c": (B, h)})
+        return state

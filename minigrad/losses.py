@@ -1,0 +1,90 @@
+"""Losses, as namespaces of a forward and a backward: loss, cache = f.forward(...), then f.backward(cache).
+
+The loss is a 0-d array on the device of its inputs (reading it as a float is the caller's act, since on a GPU it
+waits). `backward(cache, dloss=1.0)` returns the gradient of the first input alone: targets and masks are constants.
+"""
+
+from minigrad.backend import array_module, on_host
+from minigrad.check import check_mask
+
+
+class mean_squared_error:
+    """loss = 1/n sum_i (y_i - t_i)^2 over all n entries. Backward: dy = 2 (y - t) / n.
+
+    y, target: arrays of one shape (nothing is broadcast). Raises ValueError when the shapes differ.
+    """
+
+    @staticmethod
+    def forward(y, target):
+        array_module(y=y, target=target)
+        if y.shape != target.shape:
+            raise ValueError(f"mean_squared_error: target has shape {target.shape}; expected y's, {y.shape}")
+        if y.size == 0:
+            raise ValueError(f"mean_squared_error: y has shape {y.shape}; expected at least one entry")
+        difference = y - target
+        return (difference * difference).mean(), (difference,)
+
+    @staticmethod
+    def backward(cache, dloss=1.0):
+        difference, = cache
+        return difference * (2.0 / difference.size) * dloss
+
+
+class softmax_cross_entropy:
+    """loss = -1/n sum over the n real positions of log softmax(logits)[target].
+
+    logits (..., V) floating point, targets (...) integer in 0 ... V-1, mask (...) boolean, True where real
+    (None: everywhere). With no real position the loss is 0. What stands at a masked position, NaN or a target
+    out of range included, changes nothing.
+    Backward: dlogits = (softmax(logits) - one_hot(targets)) / n at real positions, 0 elsewhere.
+
+    Raises TypeError for targets that are not integers, ValueError for shapes that do not fit and (on the CPU)
+    for a target out of range.
+    """
+
+    @staticmethod
+    def forward(logits, targets, mask=None):
+        xp = array_module(logits=logits, targets=targets, mask=mask)
+        _check_targets(logits, targets, mask)
+        V = logits.shape[-1]
+        rows, ids = logits.reshape(-1, V), targets.reshape(-1)                    # (N, V), (N,)
+        if mask is None:
+            n = max(ids.size, 1)
+        else:
+            real = mask.reshape(-1)
+            rows, ids = xp.where(real[:, None], rows, 0), xp.where(real, ids, 0)
+            n = xp.maximum(real.sum(), 1).astype(rows.dtype)
+        shifted = rows - rows.max(axis=-1, keepdims=True)
+        exponentials = xp.exp(shifted)                                           # (N, V)
+        sums = exponentials.sum(axis=-1, keepdims=True)                          # (N, 1)
+        losses = xp.log(sums[:, 0]) - shifted[xp.arange(ids.size), ids]          # (N,)
+        weight = xp.ones_like(losses) / n if mask is None else real / n          # (N,)
+        probabilities = exponentials / sums
+        return (losses * weight).sum(), (probabilities, ids, weight, logits.shape)
+
+    @staticmethod
+    def backward(cache, dloss=1.0):
+        probabilities, ids, weight, shape = cache
+        xp = array_module(probabilities)
+        dlogits = probabilities.copy()
+        dlogits[xp.arange(ids.size), ids] -= 1
+        dlogits *= (weight * dloss)[:, None]
+        return dlogits.reshape(shape)
+
+
+def _check_targets(logits, targets, mask):
+    name = "softmax_cross_entropy"
+    if logits.dtype.kind != "f":
+        raise TypeError(f"{name}: logits has dtype {logits.dtype}; expected floating-point numbers")
+    if targets.dtype.kind not in "iu":
+        raise TypeError(f"{name}: targets has dtype {targets.dtype}; expected integers")
+    if logits.ndim < 1 or targets.shape != logits.shape[:-1]:
+        raise ValueError(f"{name}: targets has shape {targets.shape}; expected that of logits without its last "
+                         f"axis, {logits.shape[:-1]}")
+    if mask is not None:
+        check_mask(name, mask, targets.shape)
+    if on_host(targets):
+        real = targets if mask is None else targets[mask]
+        if real.size and (real.min() < 0 or real.max() >= logits.shape[-1]):
+            raise ValueError(f"{name}: targets run from {real.min()} to {real.max()}; expected 0 ... "
+                             f"{logits.shape[-1] - 1}")

@@ -1,0 +1,256 @@
+"""Optimizers and gradient clipping.
+
+g is a parameter's gradient, theta its value; every accumulator starts at zero. `weight_decay` adds
+weight_decay * theta to g inside the step, after any clipping (AdamW decays theta itself instead).
+The usual order is: zero_grad, forward, backward, clip, step.
+"""
+
+import math
+
+from minigrad.backend import array_module
+from minigrad.check import check_number
+from minigrad.parameter import Parameter
+
+
+def unique_parameters(parameters, owner):
+    """The parameters as a list, a shared one once.
+
+    Raises TypeError for something else, ValueError for none at all (a generator can be walked only once).
+    """
+    if isinstance(parameters, Parameter):
+        raise TypeError(f"{owner}: got a single Parameter; expected an iterable of them")
+    unique = {}
+    for parameter in parameters:
+        if not isinstance(parameter, Parameter):
+            raise TypeError(f"{owner}: got a {type(parameter).__name__} among the parameters; expected Parameters")
+        unique[id(parameter)] = parameter
+    if not unique:
+        raise ValueError(f"{owner}: got no parameters (a generator is empty once it has been walked); "
+                         "expected layer.parameters()")
+    return list(unique.values())
+
+
+class Optimizer:
+    """Base: a subclass names its accumulators in `slots` and writes `update(theta, g, *accumulators)`.
+
+    `accumulators[slot]` is a list of arrays, one a parameter, in the order of `parameters`; with `steps`, the
+    number of steps taken, it is all that a continued run needs.
+    """
+
+    slots = ()
+
+    def __init__(self, parameters, lr, weight_decay=0.0):
+        name = type(self).__name__
+        self.parameters = unique_parameters(parameters, name)
+        check_number(name, "lr", lr, 0)
+        check_number(name, "weight_decay", weight_decay, 0)
+        self.lr, self.weight_decay, self.steps = lr, weight_decay, 0
+        self.accumulators = {slot: [array_module(p.value).zeros_like(p.value) for p in self.parameters]
+                             for slot in self.slots}
+
+    def step(self):
+        """Move every parameter once, in place."""
+        self.steps += 1
+        for n, parameter in enumerate(self.parameters):
+            theta, g = parameter.value, parameter.grad
+            if self.weight_decay:
+                g = self.decay(theta, g)
+            self.update(theta, g, *(self.accumulators[slot][n] for slot in self.slots))
+
+    def decay(self, theta, g):
+        """The gradient with the L2 penalty's: g + weight_decay * theta."""
+        return g + self.weight_decay * theta
+
+    def update(self, theta, g, *accumulators):
+        raise NotImplementedError(f"{type(self).__name__} has no update")
+
+    def zero_grad(self):
+        """Fill every gradient with zeros, in place."""
+        for parameter in self.parameters:
+            parameter.zero_grad()
+
+    def __repr__(self):
+        settings = ", ".join(f"{k}={v}" for k, v in vars(self).items() if isinstance(v, int | float | tuple))
+        return f"{type(self).__name__}({settings})"
+
+
+class SGD(Optimizer):
+    """theta <- theta - lr g."""
+
+    def __init__(self, parameters, lr=0.01, weight_decay=0.0):
+        super().__init__(parameters, lr, weight_decay)
+
+    def update(self, theta, g):
+        theta -= self.lr * g
+
+
+class Momentum(Optimizer):
+    """v <- momentum v + g;  theta <- theta - lr v  (nesterov: theta - lr (g + momentum v))."""
+
+    slots = ("v",)
+
+    def __init__(self, parameters, lr=0.01, momentum=0.9, nesterov=False, weight_decay=0.0):
+        super().__init__(parameters, lr, weight_decay)
+        check_number("Momentum", "momentum", momentum, 0, 1, open_high=True)
+        self.momentum, self.nesterov = momentum, nesterov
+
+    def update(self, theta, g, v):
+        v *= self.momentum
+        v += g
+        theta -= self.lr * (g + self.momentum * v if self.nesterov else v)
+
+
+class Adadelta(Optimizer):
+    """Zeiler 2012, algorithm 1, with a step size lr (the paper's is 1):
+
+        E[g^2]  <- rho E[g^2] + (1-rho) g^2
+        delta    = g sqrt(E[d^2] + eps) / sqrt(E[g^2] + eps)
+        E[d^2]  <- rho E[d^2] + (1-rho) delta^2
+        theta   <- theta - lr delta
+    """
+
+    slots = ("E_g2", "E_d2")
+
+    def __init__(self, parameters, lr=1.0, rho=0.95, eps=1e-6, weight_decay=0.0):
+        super().__init__(parameters, lr, weight_decay)
+        check_number("Adadelta", "rho", rho, 0, 1, open_high=True)
+        check_number("Adadelta", "eps", eps, 0, open_low=True)
+        self.rho, self.eps = rho, eps
+
+    def update(self, theta, g, E_g2, E_d2):
+        xp = array_module(theta)
+        E_g2 *= self.rho
+        E_g2 += (1 - self.rho) * g * g
+        delta = xp.sqrt(E_d2 + self.eps) / xp.sqrt(E_g2 + self.eps) * g
+        E_d2 *= self.rho
+        E_d2 += (1 - self.rho) * delta * delta
+        theta -= self.lr * delta
+
+
+class RMSprop(Optimizer):
+    """Tieleman and Hinton 2012; centred as in Graves 2013. eps is outside the root:
+
+        E[g^2] <- rho E[g^2] + (1-rho) g^2          r = sqrt(E[g^2]) + eps
+        E[g]   <- rho E[g] + (1-rho) g              r = sqrt(E[g^2] - E[g]^2) + eps   (centred)
+        v      <- momentum v + g / r
+        theta  <- theta - lr v
+    """
+
+    slots = ("E_g2", "E_g", "v")
+
+    def __init__(self, parameters, lr=1e-3, rho=0.9, eps=1e-8, momentum=0.0, centred=False, weight_decay=0.0):
+        check_number("RMSprop", "rho", rho, 0, 1, open_high=True)
+        check_number("RMSprop", "eps", eps, 0, open_low=True)
+        check_number("RMSprop", "momentum", momentum, 0, 1, open_high=True)
+        self.rho, self.eps, self.momentum, self.centred = rho, eps, momentum, centred
+        self.slots = ("E_g2", *(["E_g"] if centred else []), *(["v"] if momentum else []))
+        super().__init__(parameters, lr, weight_decay)
+
+    def update(self, theta, g, E_g2, *others):
+        xp, others = array_module(theta), list(others)
+        E_g2 *= self.rho
+        E_g2 += (1 - self.rho) * g * g
+        variance = E_g2
+        if self.centred:
+            E_g = others.pop(0)
+            E_g *= self.rho
+            E_g += (1 - self.rho) * g
+            variance = xp.maximum(E_g2 - E_g * E_g, 0)           # rounding can take it below zero
+        move = g / (xp.sqrt(variance) + self.eps)
+        if self.momentum:
+            v = others.pop(0)
+            v *= self.momentum
+            v += move
+            move = v
+        theta -= self.lr * move
+
+
+class Adam(Optimizer):
+    """Kingma and Ba 2015, algorithm 1, at its t-th step:
+
+        m <- beta1 m + (1-beta1) g            m_hat = m / (1 - beta1^t)
+        v <- beta2 v + (1-beta2) g^2          v_hat = v / (1 - beta2^t)
+        theta <- theta - lr m_hat / (sqrt(v_hat) + eps)
+    """
+
+    slots = ("m", "v")
+
+    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+        super().__init__(parameters, lr, weight_decay)
+        name = type(self).__name__
+        for n, beta in enumerate(betas):
+            check_number(name, f"betas[{n}]", beta, 0, 1, open_high=True)
+        check_number(name, "eps", eps, 0, open_low=True)
+        self.betas, self.eps = tuple(betas), eps
+
+    def update(self, theta, g, m, v):
+        xp, (beta1, beta2) = array_module(theta), self.betas
+        m *= beta1
+        m += (1 - beta1) * g
+        v *= beta2
+        v += (1 - beta2) * g * g
+        root = xp.sqrt(v) / math.sqrt(1 - beta2**self.steps) + self.eps
+        theta -= self.lr / (1 - beta1**self.steps) * m / root
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019): first theta <- (1 - lr weight_decay) theta."""
+
+    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        super().__init__(parameters, lr, betas, eps, weight_decay)
+
+    def decay(self, theta, g):
+        theta *= 1 - self.lr * self.weight_decay
+        return g
+
+
+# ---- clipping --------------------------------------------------------------------------------------------
+
+
+def clip_grad_value(parameters, max_value):
+    """g_i <- min(max(g_i, -c), c), in place, for every entry of every gradient; c = max_value.
+
+    Changes the gradient's direction. NaN stays NaN; an infinite entry becomes +-c.
+    Raises ValueError for a negative or NaN max_value.
+    """
+    check_number("clip_grad_value", "max_value", max_value, 0)
+    for parameter in unique_parameters(parameters, "clip_grad_value"):
+        g = parameter.grad
+        array_module(g).clip(g, -max_value, max_value, out=g)
+
+
+def grad_norm(parameters):
+    """N = sqrt(sum of g_i^2 over all parameters), each counted once, as a 0-d float64 array on their device.
+
+    Computed as m sqrt(sum (g_i/m)^2) with m the largest |g_i|, in float64: neither large nor small gradients
+    leave the range. Inf when an entry is infinite, NaN when one is NaN.
+    """
+    gradients = [p.grad for p in unique_parameters(parameters, "grad_norm") if p.grad.size]
+    xp = array_module(*gradients)
+    m = xp.stack([abs(g).max() for g in gradients]).max().astype("float64")
+    scale = xp.where(xp.isfinite(m) & (m > 0), m, 1)
+    squares = xp.stack([((g / scale)**2).sum(dtype="float64") for g in gradients]).sum()
+    return xp.asarray(scale * xp.sqrt(squares))
+
+
+def clip_grad_norm(parameters, max_norm, error_if_nonfinite=False):
+    """g <- g min(1, c/N), in place, N the global norm over all parameters, c = max_norm (Pascanu et al. 2013).
+
+    Keeps the gradient's direction. Returns N before clipping as a 0-d array on the device, without waiting for
+    it. A non-finite N makes every gradient NaN, so that the fault shows; with `error_if_nonfinite` it raises
+    FloatingPointError before touching anything. max_norm=inf only measures.
+    Raises ValueError for a negative or NaN max_norm.
+    """
+    check_number("clip_grad_norm", "max_norm", max_norm, 0)
+    parameters = unique_parameters(parameters, "clip_grad_norm")
+    norm = grad_norm(parameters)
+    xp = array_module(norm)
+    finite = xp.isfinite(norm)
+    if error_if_nonfinite and not finite:
+        culprit = next(p.name for p in parameters if not xp.isfinite(p.grad).all())
+        raise FloatingPointError(f"clip_grad_norm: the norm is {float(norm)}; the gradient of {culprit} is not finite")
+    positive = xp.where(finite & (norm > 0), norm, 1)
+    factor = xp.where(finite, xp.minimum(1, xp.where(norm > 0, max_norm / positive, 1)), xp.nan)
+    for parameter in parameters:
+        parameter.grad *= factor.astype(parameter.grad.dtype)
+    return norm

@@ -1,0 +1,71 @@
+"""log.csv of a run: one row a log interval, written at once, cut back when a run is resumed from an earlier step."""
+
+import csv
+import io
+from pathlib import Path
+
+from minigrad.checkpoint import write_atomically
+
+
+class RunLog:
+    """Rows of numbers under fixed columns, the first of them "step". Missing values are None, and empty in the file.
+
+    rows    list of {column: number or None}
+    """
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.columns, self.rows = [], []
+
+    def start(self, columns):
+        """A new file with this header."""
+        self.columns, self.rows = list(columns), []
+        write_atomically(self.path, self._line(self.columns))
+
+    def append(self, row):
+        """Write a row ({column: number}) and flush it."""
+        unknown = set(row) - set(self.columns)
+        if unknown:
+            raise ValueError(f"{self.path}: {sorted(unknown)[0]} is not a column; the columns are {self.columns}")
+        row = {column: row.get(column) for column in self.columns}
+        with self.path.open("ab") as file:
+            file.write(self._line("" if row[c] is None else repr(row[c]) for c in self.columns))
+        self.rows.append(row)
+
+    def cut_back(self, step):
+        """Read the file and keep the whole rows up to `step`: what a killed run wrote beyond its checkpoint goes."""
+        self.columns, rows = read_log(self.path)
+        self.rows = [row for row in rows if row["step"] <= step]
+        lines = [self._line("" if row[c] is None else repr(row[c]) for c in self.columns) for row in self.rows]
+        write_atomically(self.path, self._line(self.columns) + b"".join(lines))
+
+    def column(self, name):
+        """[(step, value)] of the rows that have a value in this column."""
+        return [(row["step"], row[name]) for row in self.rows if row[name] is not None]
+
+    @staticmethod
+    def _line(cells):
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerow(cells)
+        return buffer.getvalue().encode("utf-8")
+
+
+def read_log(path):
+    """(columns, rows) of a log.csv; a last line that was cut off in writing is left out.
+
+    Raises ValueError for a file without a header.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    whole = text[:text.rfind("\n") + 1]
+    lines = list(csv.reader(io.StringIO(whole)))
+    if not lines or lines[0][:1] != ["step"]:
+        raise ValueError(f"{path}: not a run's log: its header does not start with 'step'")
+    columns = lines[0]
+    rows = [{c: _number(v) for c, v in zip(columns, line)} for line in lines[1:] if len(line) == len(columns)]
+    return columns, rows
+
+
+def _number(text):
+    if text == "":
+        return None
+    return int(text) if text.lstrip("-").isdigit() else float(text)

@@ -1,0 +1,238 @@
+"""The training loop that serves every task: run folder, log, checkpoints, exact resume, clean ends.
+
+A run is a function of its configuration: the examples of a step and its random numbers depend on (seed, step) alone,
+so a run that is killed anywhere and resumed ends in the same bytes as one never stopped.
+"""
+
+import math
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from minigrad.backend import array_module, on_host, step_generator, to_device
+from minigrad.check import check_count
+from minigrad.checkpoint import CheckpointError, fill_exactly, load_checkpoint, save_checkpoint
+from minigrad.optim import clip_grad_norm, clip_grad_value, grad_norm
+from minigrad.progress import Progress
+from minigrad.runlog import RunLog
+
+# What a resumed run may change without becoming another run.
+FREE_SETTINGS = ("steps", "epochs", "device", "threads", "quiet", "out", "resume", "data")
+
+
+class NonFiniteError(ArithmeticError):
+    """NaN or Inf appeared in training."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop (Ctrl-C or SIGTERM) and has saved its state."""
+
+
+class Trainer:
+    """Trains a model and keeps its run folder: log.csv, last.safetensors, best.safetensors.
+
+    model               a Layer
+    optimizer           over its parameters
+    batches             batches[step] -> tuple of arrays, for example minigrad.data.Batches
+    forward_backward    f(model, batch, rng) -> loss, a 0-d array; runs forward and backward
+    evaluate            f(model) -> {name: float}, the same names each time
+    out                 the run folder; must exist
+    best                the name in `evaluate`'s result whose smallest value decides which checkpoint is `best`
+    config              JSON-able settings, kept in each checkpoint; a resumed run must have the same
+    clip_norm, clip_value   clipping by global norm, by value (first the value, then the norm); None: not
+    seed, device        of the steps' random numbers, and where the batches go
+    """
+
+    def __init__(self, model, optimizer, batches, forward_backward, evaluate, *, out, best, config=None,
+                 clip_norm=None, clip_value=None, seed=0, device="cpu", log_every=50, eval_every=200, quiet=False):
+        check_count("Trainer", "log_every", log_every)
+        check_count("Trainer", "eval_every", eval_every)
+        self.model, self.optimizer, self.batches = model, optimizer, batches
+        self.forward_backward, self.evaluate = forward_backward, evaluate
+        self.out, self.best_name, self.config = Path(out), best, config or {}
+        self.clip_norm, self.clip_value = clip_norm, clip_value
+        self.seed, self.device, self.quiet = seed, device, quiet
+        self.log_every, self.eval_every = log_every, eval_every
+        self.log = RunLog(self.out / "log.csv")
+        self.named = dict(model.named_parameters())
+        self.step, self.seconds = 0, 0.0
+        self.best = {"value": None, "step": None}
+        first = next(iter(self.named.values())).value
+        self.loss_sum = array_module(first).zeros((2,), "float64")          # since the last row: sum, count
+        self._interrupted = False
+
+    # ---- the loop ----------------------------------------------------------------------------------------
+
+    def train(self, steps, stop=None):
+        """Train up to step `steps`; `stop(log)` is asked after each evaluation and may return a reason to end.
+
+        Returns that reason, or None. Raises NonFiniteError (naming step and tensor; the last good checkpoint stays),
+        ArithmeticError from a model's `validate`, Interrupted after Ctrl-C or SIGTERM, the state being saved.
+        """
+        if not self.log.columns:
+            self._first_row()
+        progress = Progress(self.step, steps, self.quiet)
+        self._began = time.monotonic() - self.seconds
+        reason = stop(self.log) if stop else None
+        saved = self.step
+        try:
+            with self._signals(), np.errstate(all="ignore"):                 # non-finite values are looked for below
+                while self.step < steps and not reason and not self._interrupted:
+                    norm = self._one_step()
+                    evaluated = self._log_row(norm, progress, last=self.step == steps)
+                    if evaluated:
+                        self.save()
+                        saved = self.step
+                        reason = stop(self.log) if stop else None
+            if saved != self.step:
+                self.save()
+        finally:
+            progress.close()
+        if self._interrupted and self.step < steps and not reason:
+            raise Interrupted(f"stopped at step {self.step} of {steps}; the state is saved in {self.out}")
+        return reason
+
+    def _one_step(self):
+        batch = to_device(self.batches[self.step], self.device)
+        rng = step_generator(self.seed, self.step, self.device)
+        self.optimizer.zero_grad()
+        try:
+            loss = self.forward_backward(self.model, batch, rng)
+        except ArithmeticError as error:                                     # a model's `validate`
+            raise NonFiniteError(f"step {self.step + 1}: {error}; {self._kept()}") from error
+        if self.clip_value is not None:
+            clip_grad_value(self.named.values(), self.clip_value)
+        if self.clip_norm is not None:
+            norm = clip_grad_norm(self.named.values(), self.clip_norm)
+        else:
+            norm = grad_norm(self.named.values())
+        if on_host(norm) or (self.step + 1) % self.log_every == 0:           # on a GPU looking means waiting
+            self._require_finite(loss, norm)
+        self.optimizer.step()
+        self.step += 1
+        self.loss_sum[0] += loss
+        self.loss_sum[1] += 1
+        self.seconds = time.monotonic() - self._began
+        return norm
+
+    # ---- what is written ---------------------------------------------------------------------------------
+
+    def _first_row(self):
+        figures = self.evaluate(self.model)
+        self.log.start(["step", "seconds", "lr", "loss", "grad_norm", *figures])
+        self.log.append({"step": 0, "seconds": 0.0, "lr": self.optimizer.lr, **figures})
+
+    def _log_row(self, norm, progress, last):
+        """A row at log and evaluation intervals and at the end; True when it holds an evaluation."""
+        evaluates = last or self.step % self.eval_every == 0
+        if not evaluates and self.step % self.log_every:
+            progress.update(self.step)
+            return False
+        total, count = (float(value) for value in self.loss_sum)
+        self.loss_sum[...] = 0
+        self.model.validate()
+        row = {"step": self.step, "seconds": round(self.seconds, 3), "lr": self.optimizer.lr,
+               "loss": total / max(count, 1), "grad_norm": float(norm)}
+        figures = self.evaluate(self.model) if evaluates else {}
+        self.log.append({**row, **figures})
+        shown = [(name, value) for name, value in figures.items() if name == self.best_name]
+        progress.update(self.step, {"loss": row["loss"], "|g|": row["grad_norm"], **dict(shown)}, line=evaluates)
+        return evaluates
+
+    def save(self):
+        """Write `best` if the newest evaluation is the best so far, then `last`; nothing if a value is not finite."""
+        self._require_finite_parameters()
+        evaluated = self.log.rows[-1]
+        value = evaluated.get(self.best_name) if evaluated["step"] == self.step else None
+        if value is not None and (self.best["value"] is None or value < self.best["value"]):
+            self.best = {"value": value, "step": self.step}
+            save_checkpoint(self.out / "best.safetensors", *self._state())
+        save_checkpoint(self.out / "last.safetensors", *self._state())
+
+    def _tensors(self):
+        """{name: array}, the arrays themselves, of all that a resumed run needs."""
+        names = {id(parameter): name for name, parameter in self.named.items()}
+        tensors = {name: parameter.value for name, parameter in self.named.items()}
+        for slot, arrays in self.optimizer.accumulators.items():
+            for parameter, array in zip(self.optimizer.parameters, arrays):
+                tensors[f"optimizer.{slot}.{names[id(parameter)]}"] = array
+        return {**tensors, "trainer.loss_sum": self.loss_sum}
+
+    def _state(self):
+        epoch, batch = self.batches.position(self.step) if hasattr(self.batches, "position") else (None, None)
+        meta = {"step": self.step, "seconds": self.seconds, "best": self.best, "config": self.config,
+                "optimizer": {"name": type(self.optimizer).__name__, "steps": self.optimizer.steps},
+                "random_numbers": {"seed": self.seed, "step": self.step},
+                "data_order": {"seed": getattr(self.batches, "seed", None), "epoch": epoch, "batch": batch}}
+        return self._tensors(), meta
+
+    def resume(self):
+        """Go on from last.safetensors of the run folder.
+
+        Raises CheckpointError, naming the key, when it is not of this model, optimizer and configuration.
+        """
+        path = self.out / "last.safetensors"
+        tensors, meta = load_checkpoint(path)
+        self._require_same("optimizer", meta["optimizer"]["name"], type(self.optimizer).__name__, path)
+        for key in sorted(set(meta["config"]) | set(self.config)):
+            if key not in FREE_SETTINGS:
+                self._require_same(key, meta["config"].get(key), self.config.get(key), path)
+        fill_exactly(self._tensors(), tensors, path)
+        self.step, self.seconds, self.best = meta["step"], meta["seconds"], meta["best"]
+        self.optimizer.steps = meta["optimizer"]["steps"]
+        self.log.cut_back(self.step)
+
+    @staticmethod
+    def _require_same(key, came, expected, path):
+        if came != expected:
+            raise CheckpointError(f"checkpoint {path}: {key} is {came!r}; this run has {expected!r}")
+
+    # ---- what ends a run ---------------------------------------------------------------------------------
+
+    def _require_finite(self, loss, norm):
+        if math.isfinite(float(loss)) and math.isfinite(float(norm)):
+            return
+        for name, parameter in self.named.items():
+            if not array_module(parameter.grad).isfinite(parameter.grad).all():
+                at = f"the gradient of {name}"
+                break
+        else:
+            at = "the loss"
+        raise NonFiniteError(f"step {self.step + 1}: {at} is not finite (loss {float(loss):.4g}, gradient norm "
+                             f"{float(norm):.4g}); {self._kept()}")
+
+    def _require_finite_parameters(self):
+        for name, array in self._tensors().items():
+            if not array_module(array).isfinite(array).all():
+                raise NonFiniteError(f"step {self.step}: {name} is not finite; {self._kept()}")
+
+    def _kept(self):
+        last = self.out / "last.safetensors"
+        return f"the last good checkpoint is kept in {last}" if last.exists() else "no checkpoint had been written yet"
+
+    def _signals(self):
+        return _StopSignals(self._on_signal)
+
+    def _on_signal(self, number, frame):
+        if self._interrupted:
+            raise KeyboardInterrupt
+        self._interrupted = True
+
+
+class _StopSignals:
+    """Within it SIGINT and SIGTERM call `handler` (in the main thread; elsewhere signals cannot be handled)."""
+
+    def __init__(self, handler):
+        self.handler, self.before = handler, {}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self.handler)
+
+    def __exit__(self, *error):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Models: composition of minigrad's layers only."""

@@ -1,0 +1,1 @@
+"""Tasks: one runnable script per experiment, `python tasks/NAME.py --help`."""

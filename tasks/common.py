@@ -1,0 +1,234 @@
+"""What all tasks share: flags, the run folder, one-line errors and exit statuses.
+
+Exit status: 0 done; 1 the run stopped on NaN, Inf or an undefined formula; 2 bad input; 130 interrupted (saved).
+
+Import this module before NumPy: `--threads` must be in the environment when NumPy's BLAS is loaded.
+"""
+
+import os
+import sys
+
+THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+def _set_threads(argv):
+    """Put `--threads N` (default 1: the safe choice on a shared machine) into the environment."""
+    threads = "1"
+    for n, word in enumerate(argv):
+        if word == "--threads" and n + 1 < len(argv):
+            threads = argv[n + 1]
+        elif word.startswith("--threads="):
+            threads = word.partition("=")[2]
+    if threads.isdigit() and int(threads) > 0:
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, threads))
+
+
+if "numpy" not in sys.modules:
+    _set_threads(sys.argv)
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import platform  # noqa: E402
+import subprocess  # noqa: E402
+import time  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import numpy as np  # noqa: E402
+
+from minigrad import optim  # noqa: E402
+from minigrad.backend import DeviceError, resolve_device  # noqa: E402
+from minigrad.checkpoint import CheckpointError, write_atomically  # noqa: E402
+from minigrad.train import FREE_SETTINGS, Interrupted  # noqa: E402
+
+OPTIMIZERS = {"sgd": optim.SGD, "momentum": optim.Momentum, "adadelta": optim.Adadelta, "rmsprop": optim.RMSprop,
+              "adam": optim.Adam, "adamw": optim.AdamW}
+
+
+class UsageError(ValueError):
+    """Bad input to a task: one line, exit status 2."""
+
+
+# ---- flags -----------------------------------------------------------------------------------------------
+
+def whole(least):
+    """An argparse type: a whole number of at least `least`."""
+    def parse(text):
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or value < least:
+            raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number of at least {least}")
+        return value
+    return parse
+
+
+def number(low, open_low=False):
+    """An argparse type: a finite number from `low` up."""
+    def parse(text):
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value < float("inf") or (open_low and value == low):
+            bound = "above" if open_low else "of at least"
+            raise argparse.ArgumentTypeError(f"{text!r}; expected a number {bound} {low}")
+        return value
+    return parse
+
+
+def parser_for(task, description):
+    """A parser with the flags that every task has; defaults come from `with_defaults`, so that a flag that was given
+    can be told from one that was not."""
+    parser = argparse.ArgumentParser(prog=f"python tasks/{task}.py", description=description,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    shared = parser.add_argument_group("shared by all tasks")
+    shared.add_argument("--device", choices=["cpu", "gpu", "auto"], help="where to compute (default cpu)")
+    shared.add_argument("--seed", type=whole(0), help="of data, initialisation and batches (default 0)")
+    shared.add_argument("--steps", type=whole(1), help="iterations")
+    shared.add_argument("--epochs", type=number(0, open_low=True), help="as --steps, in passes over the data")
+    shared.add_argument("--batch-size", type=whole(1))
+    shared.add_argument("--lr", type=number(0), help="learning rate")
+    shared.add_argument("--optimizer", help=", ".join(OPTIMIZERS))
+    shared.add_argument("--clip-norm", type=number(0), help="clip the gradient's global norm; 0: do not")
+    shared.add_argument("--clip-value", type=number(0), help="clip every entry of the gradient; 0: do not")
+    shared.add_argument("--dtype", choices=["float32", "float64"], help="default float32")
+    shared.add_argument("--threads", type=whole(1), help="BLAS threads (default 1)")
+    shared.add_argument("--out", help="run folder (default runs/TASK/TIME); a non-empty one is refused")
+    shared.add_argument("--resume", metavar="DIR", help="go on with the run in DIR, with its own settings")
+    shared.add_argument("--eval-every", type=whole(1), help="iterations between evaluations")
+    shared.add_argument("--quiet", action="store_true", default=None, help="print results and errors only")
+    return parser
+
+
+SHARED_DEFAULTS = {"device": "cpu", "seed": 0, "steps": None, "epochs": None, "clip_norm": 0.0, "clip_value": 0.0,
+                   "dtype": "float32", "threads": 1, "out": None, "resume": None, "quiet": False}
+
+
+def settings_of(given, defaults):
+    """{setting: value}: what was given on the command line, else the resumed run's, else the default.
+
+    Raises UsageError for a flag that contradicts the resumed run, CheckpointError for a folder that is no run.
+    """
+    given = {key: value for key, value in vars(given).items() if value is not None}
+    if "resume" not in given:
+        return {**SHARED_DEFAULTS, **defaults, **given}
+    saved = read_config(given["resume"])
+    for key, value in given.items():
+        if key not in FREE_SETTINGS and saved.get(key) != value:
+            flag = "--" + key.replace("_", "-")
+            raise UsageError(f"{flag} {value} differs from the run in {given['resume']}, which has "
+                             f"{saved.get(key)!r}; a resumed run keeps its settings")
+    if given.get("out") not in (None, given["resume"]):
+        raise UsageError("--out and --resume name different folders; --resume goes on in its own")
+    return {**saved, **given, "out": given["resume"]}
+
+
+def make_optimizer(settings, parameters):
+    """The optimizer that `settings` name, with its lr if one is given. Raises UsageError for an unknown one."""
+    name = settings["optimizer"]
+    if name not in OPTIMIZERS:
+        raise UsageError(f"--optimizer is {name!r}; expected one of {', '.join(OPTIMIZERS)}")
+    lr = {} if settings["lr"] is None else {"lr": settings["lr"]}
+    return OPTIMIZERS[name](parameters, **lr)
+
+
+def clip_settings(settings):
+    """Keywords for Trainer: 0 means no clipping."""
+    return {"clip_norm": settings["clip_norm"] or None, "clip_value": settings["clip_value"] or None}
+
+
+def steps_of(settings, per_epoch, default):
+    """The number of iterations that --steps or --epochs ask for. Raises UsageError for both."""
+    if settings["steps"] is not None and settings["epochs"] is not None:
+        raise UsageError("--steps and --epochs were both given; expected one of them")
+    if settings["epochs"] is not None:
+        return max(1, round(settings["epochs"] * per_epoch))
+    return settings["steps"] or default
+
+
+# ---- the run folder --------------------------------------------------------------------------------------
+
+def open_run_folder(task, settings):
+    """The run's folder, made and with config.json in it; a resumed run's as it is.
+
+    Raises UsageError for a folder that is not empty or cannot be written.
+    """
+    if settings["resume"]:
+        return Path(settings["resume"])
+    out = Path(settings["out"] or Path("runs") / task / time.strftime("%Y%m%d-%H%M%S"))
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"--out {out} is not empty; nothing was written. Give another folder, or --resume {out}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_config(out, settings)
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be written ({error.strerror})") from error
+    return out
+
+
+def write_config(out, settings):
+    """config.json: the settings, and what they ran on (that part is for the reader; resume does not read it)."""
+    text = json.dumps({"settings": settings, "ran_on": environment()}, indent=1)
+    write_atomically(Path(out) / "config.json", text.encode("utf-8"))
+
+
+def read_config(out):
+    """The settings of a run. Raises CheckpointError when there is no run in the folder."""
+    path = Path(out) / "config.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["settings"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"--resume {out}: no run there: {path.name} is missing or damaged") from error
+
+
+def environment():
+    """Command, commit, versions and processor: what a measured figure depends on."""
+    return {"command": " ".join(["python", *sys.argv]), "commit": _commit(), "python": platform.python_version(),
+            "numpy": np.__version__, "cpu": _cpu(), "cores": os.cpu_count(),
+            "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS", "unset"), "date": time.strftime("%Y-%m-%d")}
+
+
+def _commit():
+    try:
+        answer = subprocess.run(["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty"],
+                                capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return answer.stdout.strip()
+
+
+def _cpu():
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+# ---- running ---------------------------------------------------------------------------------------------
+
+def run(main, argv=None):
+    """Call `main(argv)` and turn what ends a run into one line and an exit status."""
+    try:
+        main(sys.argv[1:] if argv is None else argv)
+    except (UsageError, CheckpointError, DeviceError) as error:
+        return _end(f"error: {error}", 2)
+    except ArithmeticError as error:
+        return _end(f"stopped: {error}", 1)
+    except Interrupted as error:
+        return _end(str(error), 130)
+    except KeyboardInterrupt:
+        return _end("interrupted; nothing was saved", 130)
+    return 0
+
+
+def _end(line, status):
+    print(line, file=sys.stderr)
+    return status
+
+
+def device_of(settings):
+    """The device to compute on. Raises DeviceError when a GPU was asked for and there is none."""
+    return resolve_device(settings["device"])
