@@ -1,0 +1,144 @@
+"""Check a layer's gradients from a shell.
+
+    python -m minigrad.gradcheck minigrad.layers:RRALSTM --shape 3,7,4 --set d=4 --set h=5 --set K=3
+    python -m minigrad.gradcheck my_layers.py:Gate --shape 8,4 --set d=4 --plot gate.png
+
+Prints the table of gradcheck. Exit status: 0 every gradient agrees, 1 one is wrong, 2 bad usage.
+"""
+
+import argparse
+import ast
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from minigrad.gradcheck import gradcheck
+from minigrad.tree import tree_map
+
+
+class UsageError(ValueError):
+    """Bad usage: one line, exit status 2."""
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(prog="python -m minigrad.gradcheck", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("layer", help="module:Class or path/to/file.py:Class")
+    parser.add_argument("--shape", action="append", type=shape, default=[], metavar="3,7,4",
+                        help="of an input; once for each positional array of forward")
+    parser.add_argument("--ids", type=int, metavar="V", help="the inputs are integers in 0 ... V-1")
+    parser.add_argument("--set", action="append", type=setting, default=[], metavar="NAME=VALUE",
+                        help="a constructor's argument")
+    parser.add_argument("--keyword", action="append", type=setting, default=[], metavar="NAME=VALUE",
+                        help="a keyword of forward, causal=True for example")
+    parser.add_argument("--mask", action="store_true", help="with a random mask over the first two axes of the input")
+    parser.add_argument("--state", action="store_true", help="from a random initial state (recurrent layers)")
+    parser.add_argument("--rng", type=int, metavar="SEED", help="as in training: hand forward a generator")
+    parser.add_argument("--mode", choices=["full", "direction"], default="full")
+    parser.add_argument("--seed", type=int, default=0, help="of inputs, initialisation and the check")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw where analytic and numeric differ")
+    return parser.parse_args(argv)
+
+
+def shape(text):
+    try:
+        sizes = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        sizes = (-1,)
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected positive sizes such as 3,7,4")
+    return sizes
+
+
+def setting(text):
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r}; expected NAME=VALUE")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value                                           # a bare word is a string
+
+
+def find_layer(target):
+    """The class that `module:Class` or `file.py:Class` names. Raises UsageError."""
+    place, _, name = target.rpartition(":")
+    if not place:
+        raise UsageError(f"layer is {target!r}; expected module:Class or path/to/file.py:Class")
+    try:
+        if place.endswith(".py"):
+            if not Path(place).is_file():
+                raise UsageError(f"layer's file {place} is not there")
+            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            sys.path.insert(0, str(Path.cwd()))
+            module = importlib.import_module(place)
+    except ImportError as error:
+        raise UsageError(f"layer's module {place} cannot be imported ({error})") from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise UsageError(f"{place} has no {name}; it has {', '.join(public(module))}") from None
+
+
+def public(module):
+    return [name for name, value in vars(module).items() if inspect.isclass(value) and not name.startswith("_")]
+
+
+def make_layer(target, settings, seed):
+    """The layer itself; a namespace of functions (minigrad.functional:softmax) is used as it is."""
+    takes = inspect.signature(target.__init__).parameters
+    if "forward" in vars(target) and isinstance(vars(target)["forward"], staticmethod):
+        return target
+    extra = {name: value for name, value in (("rng", seed), ("dtype", "float64")) if name in takes}
+    try:
+        return target(**{**extra, **settings})
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{target.__name__} cannot be made: {error}") from error
+
+
+def make_inputs(arguments, layer):
+    """(inputs, keywords) as the flags ask for them."""
+    random = np.random.default_rng(arguments.seed)
+    if not arguments.shape:
+        raise UsageError("--shape is missing; expected one for each positional array of forward, such as 3,7,4")
+    if arguments.ids:
+        inputs = tuple(random.integers(0, arguments.ids, sizes) for sizes in arguments.shape)
+    else:
+        inputs = tuple(random.standard_normal(sizes) for sizes in arguments.shape)
+    keywords = dict(arguments.keyword)
+    if arguments.mask:
+        keywords["mask"] = random.random(arguments.shape[0][:2]) < 0.7
+    if arguments.rng is not None:
+        keywords["rng"] = arguments.rng
+    if arguments.state:
+        (_, state), _ = layer.forward(*inputs)
+        keywords["state"] = tree_map(
+            lambda a: random.standard_normal(a.shape) if a.dtype.kind == "f" else a, state)
+    return inputs, keywords
+
+
+def main(argv=None):
+    arguments = parse(argv)
+    try:
+        layer = make_layer(find_layer(arguments.layer), dict(arguments.set), arguments.seed)
+        inputs, keywords = make_inputs(arguments, layer)
+        report = gradcheck(layer, inputs, keywords, mode=arguments.mode, seed=arguments.seed)
+        print(report)
+        if arguments.plot:
+            report.plot(arguments.plot)
+    except (UsageError, ValueError, TypeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

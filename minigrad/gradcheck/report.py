@@ -1,0 +1,71 @@
+"""What gradcheck found: a table, and where in a tensor a gradient is wrong."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Row:
+    """One tensor. `errors` is |analytic - numeric| / (atol + rtol max): above 1 is wrong; None in direction mode."""
+
+    name: str
+    shape: tuple
+    status: str                    # ok, kink, wrong
+    wrong: int
+    kinks: int
+    checked: int
+    index: Any                     # of the worst entry, or the name of a direction
+    analytic: float
+    numeric: float
+    relative_error: float
+    errors: Any = None
+    bad: Any = None
+
+
+@dataclass
+class Report:
+    """`.ok` is True when every gradient agrees and no rule of the contract is broken; `print(report)` is a table.
+
+    rows        one a tensor
+    problems    sentences: rules of the contract that are broken
+    notes       sentences that are no errors, kinks for example
+    """
+
+    layer: str
+    mode: str
+    rows: list = field(default_factory=list)
+    problems: list = field(default_factory=list)
+    notes: list = field(default_factory=list)
+
+    @property
+    def ok(self):
+        return not self.problems and all(row.status != "wrong" for row in self.rows)
+
+    def __bool__(self):
+        return self.ok
+
+    def __str__(self):
+        head = ("tensor", "shape", "worst index", "analytic", "numeric", "rel. error", "wrong", "")
+        table = [head] + [(r.name, str(r.shape), str(r.index), f"{r.analytic: .9e}", f"{r.numeric: .9e}",
+                           f"{r.relative_error:.1e}", f"{r.wrong}/{r.checked}", r.status) for r in self.rows]
+        widths = [max(len(line[n]) for line in table) for n in range(len(head))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in table]
+        lines += [f"problem: {problem}" for problem in self.problems] + [f"note: {note}" for note in self.notes]
+        verdict = "every gradient agrees" if self.ok else "WRONG"
+        return "\n".join([f"gradcheck of {self.layer} ({self.mode} mode): {verdict}", *lines])
+
+    def plot(self, path):
+        """Draw, per tensor, where analytic and numeric differ, as PNG. Raises ValueError in direction mode."""
+        from minigrad.gradcheck.plot import draw
+
+        if not self.rows or any(row.errors is None for row in self.rows):
+            raise ValueError("Report.plot: nothing was compared entry by entry; expected mode='full'")
+        draw(self, path)
+
+
+def relative_error(analytic, numeric):
+    """|a - n| / max(|a|, |n|), 0 where both are 0."""
+    difference, size = np.abs(analytic - numeric), np.maximum(np.abs(analytic), np.abs(numeric))
+    return np.divide(difference, size, out=np.zeros_like(difference), where=size > 0)
