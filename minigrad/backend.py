@@ -72,13 +72,19 @@ def gpu_problem():
     """None when a GPU can be used, else one line that says why not ("CuPy is installed" is not "a GPU is there")."""
     try:
         cupy = importlib.import_module("cupy")
-    except ImportError as error:
-        return f"CuPy cannot be imported ({error}); install it with: pip install 'minigrad[gpu]'"
+    except Exception as error:  # a CuPy that does not fit its NumPy or CUDA fails in many ways
+        return f"CuPy cannot be imported ({_one_line(error)}); install it with: pip install 'minigrad[gpu]'"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:  # CuPy has an error class of its own for each CUDA library
-        return f"CuPy is installed but finds no usable CUDA device ({str(error).splitlines()[0]})"
+        return f"CuPy is installed but finds no usable CUDA device ({_one_line(error)})"
     return None if count else "CuPy is installed but this machine has no CUDA device"
+
+
+def _one_line(error):
+    """The first line of an error's text that says something (CuPy frames its own with rules), else its class."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if any(map(str.isalnum, line))), type(error).__name__)
 
 
 def gpu_available():
@@ -130,12 +136,12 @@ def _special(xp):
 
 def erf(x):
     """The error function, elementwise, in x's dtype (library code: a classic approximation caps a check at 5e-7)."""
-    return _special(array_module(x)).erf(x)
+    return _special(array_module(x)).erf(x).astype(x.dtype, copy=False)      # float16 comes back wider
 
 
 def sigmoid(x):
     """1 / (1 + exp(-x)), elementwise, in x's dtype; no overflow for large |x|."""
-    return _special(array_module(x)).expit(x)
+    return _special(array_module(x)).expit(x).astype(x.dtype, copy=False)
 
 
 def scatter_add(target, ids, updates):
@@ -144,9 +150,13 @@ def scatter_add(target, ids, updates):
     target (V, ...), ids (N,) integer, updates (N, ...). (`target[ids] += updates` would keep one of them.)
     On the CPU repeated ids are first summed by a sparse one-hot product, several times faster than add.at.
 
-    Raises IndexError for an id outside 0 ... V-1 (on the CPU; a GPU is not made to wait for the check).
+    Raises ValueError for updates of another shape, IndexError for an id outside 0 ... V-1 (on the CPU; a GPU is
+    not made to wait for the check).
     """
     xp = array_module(target=target, ids=ids, updates=updates)
+    if updates.shape != ids.shape + target.shape[1:]:
+        raise ValueError(f"scatter_add: updates has shape {updates.shape}; expected {ids.shape + target.shape[1:]}, "
+                         "a row of target for each id")
     if xp is not np:
         xp.add.at(target, ids, updates)
         return
@@ -174,9 +184,9 @@ def step_generator(seed, step, device="cpu"):
 
 
 def uniform_like(rng, x):
-    """Uniform numbers in [0, 1) with x's shape, dtype and device. A host generator serves a GPU array too."""
+    """Uniform numbers in [0, 1), rounded to x's dtype, with x's shape and device. A host generator serves a GPU too."""
     xp = array_module(x)
-    draw_dtype = x.dtype if x.dtype.itemsize >= 4 else np.dtype(DEFAULT_DTYPE)
+    draw_dtype = np.dtype("float64" if x.dtype.itemsize >= 8 else "float32")
     return xp.asarray(rng.random(x.shape, dtype=draw_dtype)).astype(x.dtype, copy=False)
 
 
@@ -189,29 +199,41 @@ def uniform_like(rng, x):
 ALIGNMENT = 64                     # bytes: one cache line, one AVX-512 register
 POOLED_FROM = 1 << 16              # smaller arrays are malloc's business
 POOL_LIMIT = 1 << 29               # bytes that may lie idle
-_idle = {}                         # size -> blocks of that size
-_idle_bytes = [0]
+_idle = {}                         # size -> idle memory of that size
 
 
 class _Block:
-    """Owns aligned memory for one array and returns it to the pool when that array and its views are gone."""
+    """Owns memory for one array and gives it to the pool when that array and its views are gone.
 
-    def __init__(self, size):
-        blocks = _idle.get(size)
-        if blocks:
-            self.memory = blocks.pop()
-            _idle_bytes[0] -= size
-        else:
-            raw = np.empty(size + ALIGNMENT, np.uint8)
-            start = -raw.ctypes.data % ALIGNMENT
-            self.memory = raw[start:start + size]
-        self.__array_interface__ = self.memory.__array_interface__
+    Threads, and a garbage collection at any line, may get in between: so there is no count to keep and no lock to
+    hold, only a list's pop and append, which are atomic.
+    """
+
+    def __init__(self, memory):
+        self.memory = memory
+        self.__array_interface__ = memory.__array_interface__
 
     def __del__(self):
-        size = self.memory.nbytes
-        if _idle_bytes is not None and _idle_bytes[0] + size <= POOL_LIMIT:
-            _idle_bytes[0] += size
-            _idle.setdefault(size, []).append(self.memory)
+        if _idle is None:                                        # the interpreter is shutting down
+            return
+        idle = sum(size * len(memories) for size, memories in list(_idle.items()))
+        if idle + self.memory.nbytes <= POOL_LIMIT:
+            _idle.setdefault(self.memory.nbytes, []).append(self.memory)
+
+
+def _aligned(size):
+    """Fresh memory of `size` bytes."""
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start:start + size]
+
+
+def _recycled(size):
+    """Memory of `size` bytes that is idle, else fresh."""
+    try:
+        return _idle[size].pop()
+    except (KeyError, IndexError):
+        return _aligned(size)
 
 
 def empty(shape, dtype, xp=np):
@@ -223,11 +245,7 @@ def empty(shape, dtype, xp=np):
     # Sizes are rounded up to eighths of a power of two, so that sequences of any length share blocks.
     grain = max(ALIGNMENT, 1 << max(0, size.bit_length() - 4))
     rounded = -(-max(size, 1) // grain) * grain
-    if size < POOLED_FROM:
-        raw = np.empty(rounded + ALIGNMENT, np.uint8)
-        memory = raw[-raw.ctypes.data % ALIGNMENT:]
-    else:
-        memory = np.asarray(_Block(rounded))
+    memory = _aligned(rounded) if size < POOLED_FROM else np.asarray(_Block(_recycled(rounded)))
     return memory[:size].view(dtype).reshape(shape)
 
 

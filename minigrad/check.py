@@ -31,16 +31,17 @@ def check_mask(layer, mask, shape, name="mask"):
         raise ValueError(f"{layer}: {name} has shape {mask.shape}; expected {tuple(shape)}")
 
 
-def check_state(layer, state, shapes):
-    """`state` must be a tuple of arrays with the given names and shapes."""
-    names = ", ".join(shapes)
+def check_state(layer, state, shapes, name="state"):
+    """`state` must be a tuple of arrays with the given names and shapes; in a dstate any of them may be None."""
     if not isinstance(state, tuple | list) or len(state) != len(shapes):
         came = f"{len(state)} entries" if isinstance(state, tuple | list) else type(state).__name__
-        raise ValueError(f"{layer}: state is {came}; expected a tuple ({names})")
-    for (name, shape), array in zip(shapes.items(), state):
+        raise ValueError(f"{layer}: {name} is {came}; expected a tuple ({', '.join(shapes)})")
+    for (entry, shape), array in zip(shapes.items(), state):
+        if array is None and name == "dstate":
+            continue
         if not hasattr(array, "dtype"):
-            raise TypeError(f"{layer}: state's {name} is a {type(array).__name__}; expected an array of shape {shape}")
-        check_shape(layer, f"state's {name}", array, shape)
+            raise TypeError(f"{layer}: {name}'s {entry} is {array!r}; expected an array of shape {shape}")
+        check_shape(layer, f"{name}'s {entry}", array, shape)
 
 
 def check_count(owner, name, value, least=1):
@@ -57,7 +58,8 @@ def check_choice(owner, name, value, choices):
 
 def check_number(owner, name, value, low, high=math.inf, *, open_low=False, open_high=False):
     """`value` must be a number in the range; NaN is never in it."""
-    inside = isinstance(value, int | float | np.number) and low <= value <= high
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    inside = number and low <= value <= high
     if not inside or (open_low and value == low) or (open_high and value == high):
-        left, right = "(" if open_low else "[", ")" if open_high or high == math.inf else "]"
+        left, right = "(" if open_low else "[", ")" if open_high else "]"
         raise ValueError(f"{owner}: {name} is {value!r}; expected a number in {left}{low}, {high}{right}")

@@ -24,11 +24,14 @@ def write_atomically(path, content):
     """Write bytes to `path` so that it holds the old or the new content at every moment, also when killed."""
     path = Path(path)
     beside = path.with_name(f"{path.name}.part")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)                           # there only if something failed: a full disk
 
 
 def save_checkpoint(path, tensors, meta):
@@ -46,12 +49,12 @@ def load_checkpoint(path):
     try:
         with safe_open(str(path), framework="np") as file:
             header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise CheckpointError(f"checkpoint {path}: format is {header.get('format')!r}; expected {FORMAT!r}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no iterator there
-    except (SafetensorError, OSError) as error:
+        return tensors, json.loads(header["meta"])
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
         raise CheckpointError(f"checkpoint {path}: damaged or not a safetensors file ({error})") from error
-    if header.get("format") != FORMAT:
-        raise CheckpointError(f"checkpoint {path}: format is {header.get('format')!r}; expected {FORMAT!r}")
-    return tensors, json.loads(header["meta"])
 
 
 def load_parameters(named_parameters, tensors, path="checkpoint"):

@@ -72,10 +72,9 @@ class relu:
 
     @staticmethod
     def forward(x):
-        real = x > 0
-        return array_module(x).where(real, x, 0), (real,)
+        return array_module(x).maximum(x, 0), (x > 0,)
 
     @staticmethod
     def backward(dy, cache):
-        real, = cache
-        return array_module(dy).where(real, dy, 0)
+        positive, = cache
+        return array_module(dy).where(positive, dy, 0)

@@ -5,24 +5,25 @@ waits). `backward(cache, dloss=1.0)` returns the gradient of the first input alo
 """
 
 from minigrad.backend import array_module, on_host
-from minigrad.check import check_mask
+from minigrad.check import check_mask, check_shape
 
 
 class mean_squared_error:
     """loss = 1/n sum_i (y_i - t_i)^2 over all n entries. Backward: dy = 2 (y - t) / n.
 
-    y, target: arrays of one shape (nothing is broadcast). Raises ValueError when the shapes differ.
+    y, target: floating-point arrays of one shape (nothing is broadcast). Raises ValueError when the shapes differ,
+    TypeError for another dtype.
     """
 
     @staticmethod
     def forward(y, target):
-        array_module(y=y, target=target)
-        if y.shape != target.shape:
-            raise ValueError(f"mean_squared_error: target has shape {target.shape}; expected y's, {y.shape}")
+        xp = array_module(y=y, target=target)
+        check_shape("mean_squared_error", "y", y, y.shape)
+        check_shape("mean_squared_error", "target", target, y.shape)
         if y.size == 0:
             raise ValueError(f"mean_squared_error: y has shape {y.shape}; expected at least one entry")
         difference = y - target
-        return (difference * difference).mean(), (difference,)
+        return xp.asarray((difference * difference).mean()), (difference,)
 
     @staticmethod
     def backward(cache, dloss=1.0):
@@ -60,7 +61,7 @@ class softmax_cross_entropy:
         losses = xp.log(sums[:, 0]) - shifted[xp.arange(ids.size), ids]          # (N,)
         weight = xp.ones_like(losses) / n if mask is None else real / n          # (N,)
         probabilities = exponentials / sums
-        return (losses * weight).sum(), (probabilities, ids, weight, logits.shape)
+        return xp.asarray((losses * weight).sum()), (probabilities, ids, weight, logits.shape)
 
     @staticmethod
     def backward(cache, dloss=1.0):

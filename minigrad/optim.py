@@ -6,6 +6,7 @@ The usual order is: zero_grad, forward, backward, clip, step.
 """
 
 import math
+import sys
 
 from minigrad.backend import array_module
 from minigrad.check import check_number
@@ -17,8 +18,9 @@ def unique_parameters(parameters, owner):
 
     Raises TypeError for something else, ValueError for none at all (a generator can be walked only once).
     """
-    if isinstance(parameters, Parameter):
-        raise TypeError(f"{owner}: got a single Parameter; expected an iterable of them")
+    if not hasattr(parameters, "__iter__"):
+        raise TypeError(f"{owner}: got a single {type(parameters).__name__}; expected an iterable of Parameters, "
+                        "layer.parameters() for example")
     unique = {}
     for parameter in parameters:
         if not isinstance(parameter, Parameter):
@@ -42,8 +44,8 @@ class Optimizer:
     def __init__(self, parameters, lr, weight_decay=0.0):
         name = type(self).__name__
         self.parameters = unique_parameters(parameters, name)
-        check_number(name, "lr", lr, 0)
-        check_number(name, "weight_decay", weight_decay, 0)
+        check_number(name, "lr", lr, 0, open_high=True)
+        check_number(name, "weight_decay", weight_decay, 0, open_high=True)
         self.lr, self.weight_decay, self.steps = lr, weight_decay, 0
         self.accumulators = {slot: [array_module(p.value).zeros_like(p.value) for p in self.parameters]
                              for slot in self.slots}
@@ -114,7 +116,7 @@ class Adadelta(Optimizer):
     def __init__(self, parameters, lr=1.0, rho=0.95, eps=1e-6, weight_decay=0.0):
         super().__init__(parameters, lr, weight_decay)
         check_number("Adadelta", "rho", rho, 0, 1, open_high=True)
-        check_number("Adadelta", "eps", eps, 0, open_low=True)
+        check_number("Adadelta", "eps", eps, 0, open_low=True, open_high=True)
         self.rho, self.eps = rho, eps
 
     def update(self, theta, g, E_g2, E_d2):
@@ -140,7 +142,7 @@ class RMSprop(Optimizer):
 
     def __init__(self, parameters, lr=1e-3, rho=0.9, eps=1e-8, momentum=0.0, centred=False, weight_decay=0.0):
         check_number("RMSprop", "rho", rho, 0, 1, open_high=True)
-        check_number("RMSprop", "eps", eps, 0, open_low=True)
+        check_number("RMSprop", "eps", eps, 0, open_low=True, open_high=True)
         check_number("RMSprop", "momentum", momentum, 0, 1, open_high=True)
         self.rho, self.eps, self.momentum, self.centred = rho, eps, momentum, centred
         self.slots = ("E_g2", *(["E_g"] if centred else []), *(["v"] if momentum else []))
@@ -178,9 +180,11 @@ class Adam(Optimizer):
     def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
         super().__init__(parameters, lr, weight_decay)
         name = type(self).__name__
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise ValueError(f"{name}: betas is {betas!r}; expected a pair of numbers")
         for n, beta in enumerate(betas):
             check_number(name, f"betas[{n}]", beta, 0, 1, open_high=True)
-        check_number(name, "eps", eps, 0, open_low=True)
+        check_number(name, "eps", eps, 0, open_low=True, open_high=True)
         self.betas, self.eps = tuple(betas), eps
 
     def update(self, theta, g, m, v):
@@ -206,6 +210,8 @@ class AdamW(Adam):
 
 # ---- clipping --------------------------------------------------------------------------------------------
 
+LARGEST = sys.float_info.max
+
 
 def clip_grad_value(parameters, max_value):
     """g_i <- min(max(g_i, -c), c), in place, for every entry of every gradient; c = max_value.
@@ -225,10 +231,13 @@ def grad_norm(parameters):
     Computed as m sqrt(sum (g_i/m)^2) with m the largest |g_i|, in float64: neither large nor small gradients
     leave the range. Inf when an entry is infinite, NaN when one is NaN.
     """
-    gradients = [p.grad for p in unique_parameters(parameters, "grad_norm") if p.grad.size]
+    gradients = [p.grad for p in unique_parameters(parameters, "grad_norm")]
     xp = array_module(*gradients)
+    gradients = [g for g in gradients if g.size]
+    if not gradients:
+        return xp.zeros((), "float64")
     m = xp.stack([abs(g).max() for g in gradients]).max().astype("float64")
-    scale = xp.where(xp.isfinite(m) & (m > 0), m, 1)
+    scale = xp.where(xp.isfinite(m) & (m > 0), m, LARGEST)       # the finite ones beside an Inf do not overflow
     squares = xp.stack([((g / scale)**2).sum(dtype="float64") for g in gradients]).sum()
     return xp.asarray(scale * xp.sqrt(squares))
 
@@ -247,10 +256,12 @@ def clip_grad_norm(parameters, max_norm, error_if_nonfinite=False):
     xp = array_module(norm)
     finite = xp.isfinite(norm)
     if error_if_nonfinite and not finite:
-        culprit = next(p.name for p in parameters if not xp.isfinite(p.grad).all())
-        raise FloatingPointError(f"clip_grad_norm: the norm is {float(norm)}; the gradient of {culprit} is not finite")
-    positive = xp.where(finite & (norm > 0), norm, 1)
-    factor = xp.where(finite, xp.minimum(1, xp.where(norm > 0, max_norm / positive, 1)), xp.nan)
+        culprits = [p.name for p in parameters if not xp.isfinite(p.grad).all()]
+        raise FloatingPointError(f"clip_grad_norm: the norm is {float(norm)}; the gradient of "
+                                 f"{culprits[0] if culprits else 'all together'} is not finite")
+    exceeds = finite & (norm > max_norm)
+    factor = xp.where(exceeds, max_norm / xp.where(exceeds, norm, 1), 1.0)   # min(1, c/N), also for N = 0 and c = inf
+    factor = xp.where(finite, factor, xp.nan)
     for parameter in parameters:
         parameter.grad *= factor.astype(parameter.grad.dtype)
     return norm

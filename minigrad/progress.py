@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 
 def clock(seconds):
-    """90 -> '1:30', 5400 -> '1:30:00'."""
+    """90 -> '01:30', 5400 -> '1:30:00'."""
     return tqdm.format_interval(seconds)
 
 

@@ -27,21 +27,23 @@ class RunLog:
         unknown = set(row) - set(self.columns)
         if unknown:
             raise ValueError(f"{self.path}: {sorted(unknown)[0]} is not a column; the columns are {self.columns}")
-        row = {column: row.get(column) for column in self.columns}
+        row = {column: _plain(row.get(column)) for column in self.columns}
         with self.path.open("ab") as file:
-            file.write(self._line("" if row[c] is None else repr(row[c]) for c in self.columns))
+            file.write(self._row(row))
         self.rows.append(row)
 
     def cut_back(self, step):
         """Read the file and keep the whole rows up to `step`: what a killed run wrote beyond its checkpoint goes."""
         self.columns, rows = read_log(self.path)
         self.rows = [row for row in rows if row["step"] <= step]
-        lines = [self._line("" if row[c] is None else repr(row[c]) for c in self.columns) for row in self.rows]
-        write_atomically(self.path, self._line(self.columns) + b"".join(lines))
+        write_atomically(self.path, self._line(self.columns) + b"".join(self._row(row) for row in self.rows))
 
     def column(self, name):
         """[(step, value)] of the rows that have a value in this column."""
         return [(row["step"], row[name]) for row in self.rows if row[name] is not None]
+
+    def _row(self, row):
+        return self._line("" if row[column] is None else repr(row[column]) for column in self.columns)
 
     @staticmethod
     def _line(cells):
@@ -63,6 +65,11 @@ def read_log(path):
     columns = lines[0]
     rows = [{c: _number(v) for c, v in zip(columns, line)} for line in lines[1:] if len(line) == len(columns)]
     return columns, rows
+
+
+def _plain(number):
+    """A Python number: the repr of a NumPy scalar names its type and could not be read back."""
+    return number.item() if hasattr(number, "item") else number
 
 
 def _number(text):

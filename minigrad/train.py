@@ -74,6 +74,7 @@ class Trainer:
         """
         if not self.log.columns:
             self._first_row()
+            self.save()
         progress = Progress(self.step, steps, self.quiet)
         self._began = time.monotonic() - self.seconds
         reason = stop(self.log) if stop else None
@@ -105,10 +106,7 @@ class Trainer:
             raise NonFiniteError(f"step {self.step + 1}: {error}; {self._kept()}") from error
         if self.clip_value is not None:
             clip_grad_value(self.named.values(), self.clip_value)
-        if self.clip_norm is not None:
-            norm = clip_grad_norm(self.named.values(), self.clip_norm)
-        else:
-            norm = grad_norm(self.named.values())
+        norm = self._clip_norm()
         if on_host(norm) or (self.step + 1) % self.log_every == 0:           # on a GPU looking means waiting
             self._require_finite(loss, norm)
         self.optimizer.step()
@@ -117,6 +115,17 @@ class Trainer:
         self.loss_sum[1] += 1
         self.seconds = time.monotonic() - self._began
         return norm
+
+    def _clip_norm(self):
+        """The gradient's norm before clipping. On the host a non-finite one is left as it came, so that the gradient
+        at fault can be named."""
+        if self.clip_norm is None:
+            return grad_norm(self.named.values())
+        host = on_host(next(iter(self.named.values())).grad)
+        try:
+            return clip_grad_norm(self.named.values(), self.clip_norm, error_if_nonfinite=host)
+        except FloatingPointError:
+            return grad_norm(self.named.values())
 
     # ---- what is written ---------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ def parse(argv):
     own.add_argument("--normalize", choices=["sum", "softmax"], help="RRA: of the attention weights (default sum)")
     own.add_argument("--hidden", type=whole(1), help="units (default 128)")
     own.add_argument("--layers", type=whole(1), help="recurrent layers (default 1)")
-    own.add_argument("--forget-bias", type=float, help="first value (default 1; --paper: 0)")
+    own.add_argument("--forget-bias", type=number(), help="first value (default 1; --paper: 0)")
     own.add_argument("--init", choices=list(GATE_BLOCKS), help="how W and U start (default orthogonal)")
     own.add_argument("--model", choices=MODELS, help="default rra")
     own.add_argument("--compare", metavar="A,B", help="train several models on the same data: rra,lstm")
@@ -79,7 +79,10 @@ def parse(argv):
     settings = settings_of(given, {**DEFAULTS, **(PAPER if given.paper else {})})
     if given.resume is None and (given.steps or given.epochs):
         settings["target"] = given.target
-    for name in names_of(settings):
+    names = names_of(settings)
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--compare names {name!r} twice; expected each model once")
         if name not in MODELS:
             raise UsageError(f"--compare has {name!r}; expected names among {', '.join(MODELS)}")
     return settings

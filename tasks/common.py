@@ -28,6 +28,7 @@ if "numpy" not in sys.modules:
 
 import argparse  # noqa: E402
 import json  # noqa: E402
+import math  # noqa: E402
 import platform  # noqa: E402
 import subprocess  # noqa: E402
 import time  # noqa: E402
@@ -63,16 +64,17 @@ def whole(least):
     return parse
 
 
-def number(low, open_low=False):
-    """An argparse type: a finite number from `low` up."""
+def number(low=None, open_low=False):
+    """An argparse type: a finite number, from `low` up."""
     def parse(text):
         try:
             value = float(text)
         except ValueError:
-            value = float("nan")
-        if not low <= value < float("inf") or (open_low and value == low):
-            bound = "above" if open_low else "of at least"
-            raise argparse.ArgumentTypeError(f"{text!r}; expected a number {bound} {low}")
+            value = math.nan
+        too_low = low is not None and (value < low or (open_low and value == low))
+        if not math.isfinite(value) or too_low:
+            bound = "" if low is None else f" {'above' if open_low else 'of at least'} {low}"
+            raise argparse.ArgumentTypeError(f"{text!r}; expected a finite number{bound}")
         return value
     return parse
 

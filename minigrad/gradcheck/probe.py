@@ -78,7 +78,7 @@ class Probe:
 
     def outputs(self):
         """The floating-point outputs, flat, on the host."""
-        return [asnumpy(leaf).ravel() for _, leaf in tree_leaves(self.forward()[0]) if is_float_array(leaf)]
+        return [asnumpy(leaf).flatten() for _, leaf in tree_leaves(self.forward()[0]) if is_float_array(leaf)]
 
     def draw_upstream(self, out):
         """A random gradient for every floating-point output; None for the others."""

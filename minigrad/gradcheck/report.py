@@ -24,7 +24,7 @@ class Row:
     bad: Any = None
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """`.ok` is True when every gradient agrees and no rule of the contract is broken; `print(report)` is a table.
 
@@ -55,6 +55,8 @@ class Report:
         lines += [f"problem: {problem}" for problem in self.problems] + [f"note: {note}" for note in self.notes]
         verdict = "every gradient agrees" if self.ok else "WRONG"
         return "\n".join([f"gradcheck of {self.layer} ({self.mode} mode): {verdict}", *lines])
+
+    __repr__ = __str__
 
     def plot(self, path):
         """Draw, per tensor, where analytic and numeric differ, as PNG. Raises ValueError in direction mode."""

@@ -7,7 +7,7 @@ from minigrad.backend import array_module, sigmoid
 from minigrad.check import check_count, check_state
 from minigrad.initializers import gate_blocks, zeros
 from minigrad.layers.lstm_loop import loop_backward, loop_forward
-from minigrad.layers.recurrent import Recurrent, split_upstream
+from minigrad.layers.recurrent import Recurrent
 from minigrad.parameter import Parameter
 
 # ---- the equations ---------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class LSTM(Recurrent):
         W, U, b = self.W.value, self.U.value, self.b.value
         array_module(x=x, W=W, mask=mask)
         self.check_input(x, mask, W.shape[0])
-        h, c = self._split_state(state, x.shape[0], "state")
+        h, c = self._split_state(state, x.shape[0])
         past = None if h is None else h[:, None]                             # (B, 1, h): an LSTM's past is h_{t-1}
         y, past, c, cache = loop_forward(x, past, c, mask, W, U, b)
         return (y, (past[:, 0], c)), (cache,)
@@ -88,8 +88,7 @@ class LSTM(Recurrent):
     def backward(self, upstream, cache):
         """Backpropagation through time (`loop_backward`): dx (B, L, d) and dstate0 = (dh, dc)."""
         loop_cache, = cache
-        dy, dstate = split_upstream(upstream)
-        dh, dc = (None, None) if dstate is None else dstate
+        dy, (dh, dc) = self.check_upstream(upstream, loop_cache.y_shape, self._state_shapes(loop_cache.y_shape[0]))
         dpast = None if dh is None else dh[:, None]
         dx, dpast, dc, dW, dU, db, _ = loop_backward(dy, dpast, dc, loop_cache, self.W.value, self.U.value)
         self.W.grad += dW
@@ -97,9 +96,12 @@ class LSTM(Recurrent):
         self.b.grad += db
         return dx, (dpast[:, 0], dc)
 
-    def _split_state(self, state, B, name):
+    def _state_shapes(self, B):
+        h = self.U.value.shape[0]
+        return {"h": (B, h), "c": (B, h)}
+
+    def _split_state(self, state, B):
         if state is None:
             return None, None
-        h = self.U.value.shape[0]
-        check_state("LSTM", state, {"h": (B, h), "c": (B, h)})
+        check_state("LSTM", state, self._state_shapes(B))
         return state

@@ -35,6 +35,12 @@ class LoopCache(NamedTuple):
     q: Any          # (T, B, h)     tanh(c_t + a_t)
     packing: Packing | None
 
+    @property
+    def y_shape(self):
+        """(B, L, h)."""
+        T, B, h = self.q.shape
+        return B, T, h
+
 
 def as_blocks(weights, d_in, scale=None):
     """(d_in, 4h) as four contiguous blocks (4, d_in, h), i, f, o multiplied by `scale`."""

@@ -10,7 +10,7 @@ None, meaning zero. A masked step is as if it were not there: y and dx are 0 at 
 from typing import Any, NamedTuple
 
 from minigrad.backend import array_module
-from minigrad.check import check_mask, check_rank_and_width
+from minigrad.check import check_mask, check_rank_and_width, check_shape, check_state
 from minigrad.layer import Layer
 
 
@@ -28,6 +28,19 @@ class Recurrent(Layer):
         check_rank_and_width(name, "x", x, 3, d)
         if mask is not None:
             check_mask(name, mask, x.shape[:2])
+
+    def check_upstream(self, upstream, y_shape, state_shapes):
+        """(dy, dstate with None for what is missing) from what was handed to backward.
+
+        Raises TypeError when it is not a pair, ValueError for a wrong shape (nothing is broadcast).
+        """
+        name, (dy, dstate) = type(self).__name__, split_upstream(upstream)
+        if dy is not None:
+            check_shape(name, "dy", dy, y_shape)
+        if dstate is None:
+            return dy, (None,) * len(state_shapes)
+        check_state(name, dstate, state_shapes, "dstate")
+        return dy, dstate
 
 
 def split_upstream(upstream):

@@ -10,7 +10,7 @@ from minigrad.initializers import gate_blocks, generator, uniform, zeros
 from minigrad.layer import looks_at_values
 from minigrad.layers.lstm import lstm_gates, lstm_gates_backward
 from minigrad.layers.lstm_loop import loop_backward, loop_forward
-from minigrad.layers.recurrent import Recurrent, split_upstream
+from minigrad.layers.recurrent import Recurrent
 from minigrad.parameter import Parameter
 
 NORMALIZERS = {"sum": sum_normalize, "softmax": softmax}
@@ -137,8 +137,8 @@ class RRALSTM(Recurrent):
         w.grad += (dw_hat - <w_hat, dw_hat>) / sum w; under softmax w_hat (dw_hat - <w_hat, dw_hat>).
         """
         loop_cache, w_hat, w_cache = cache
-        dy, dstate = split_upstream(upstream)
-        dpast, dc = (None, None) if dstate is None else dstate
+        dy, (dpast, dc) = self.check_upstream(
+            upstream, loop_cache.y_shape, self._state_shapes(loop_cache.y_shape[0]))
         dx, dpast, dc, dW, dU, db, dw_hat = loop_backward(
             dy, dpast, dc, loop_cache, self.W.value, self.U.value, w_hat, self.offset)
         self.W.grad += dW
@@ -148,9 +148,12 @@ class RRALSTM(Recurrent):
             self.w.grad += NORMALIZERS[self.normalize].backward(dw_hat, w_cache)
         return dx, (dpast, dc)
 
+    def _state_shapes(self, B):
+        K, h = len(self.w.value), self.U.value.shape[0]
+        return {"past": (B, max(1, K + self.offset - 1), h), "c": (B, h)}
+
     def _split_state(self, state, B):
         if state is None:
             return None, None
-        K, h = len(self.w.value), self.U.value.shape[0]
-        check_state("RRALSTM", state, {"past": (B, max(1, K + self.offset - 1), h), "c": (B, h)})
+        check_state("RRALSTM", state, self._state_shapes(B))
         return state

@@ -1,0 +1,228 @@
+"""tasks/adding.py: as a user runs it, and with bad input."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minigrad.backend import gpu_problem
+from minigrad.checkpoint import load_checkpoint
+from minigrad.runlog import read_log
+from tasks import adding
+from tasks.common import run
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = ["-S", "8", "-K", "3", "--hidden", "6", "--train-size", "60", "--test-size", "20", "--batch-size", "7",
+         "--eval-every", "10"]
+
+
+def ran(capsys, *argv):
+    """(exit status, stdout, stderr) of the task in this process."""
+    try:
+        status = run(adding.main, [str(word) for word in argv])
+    except SystemExit as end:                                # argparse
+        status = end.code
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+# ---- runs ------------------------------------------------------------------------------------------------
+
+def test_a_run_writes_what_the_help_says(tmp_path, capsys):
+    status, out, _ = ran(capsys, *SMALL, "--steps", 20, "--out", tmp_path / "run")
+    assert status == 0
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"config.json", "log.csv", "figure4.png", "figure7.png", "result.json", "last.safetensors",
+                     "best.safetensors"}
+    assert re.search(r"rra: test MSE [\d.e-]+ at step 20; ", out)
+    config = json.loads((tmp_path / "run/config.json").read_text(encoding="utf-8"))
+    assert {"command", "commit", "numpy", "cpu", "blas_threads"} <= set(config["ran_on"])
+    columns, rows = read_log(tmp_path / "run/log.csv")
+    assert [c for c in columns if c.startswith("w_hat")] == ["w_hat_1", "w_hat_2", "w_hat_3"]
+    assert sum(rows[-1][f"w_hat_{k}"] for k in (1, 2, 3)) == pytest.approx(1, abs=1e-5)
+
+
+def test_compare_trains_both_on_the_same_data(tmp_path, capsys):
+    status, out, _ = ran(capsys, *SMALL, "--steps", 10, "--compare", "rra,lstm", "--out", tmp_path / "run")
+    assert status == 0
+    assert (tmp_path / "run/figure4.png").stat().st_size > 1000
+    rra, lstm = (json.loads((tmp_path / f"run/{name}/result.json").read_text()) for name in ("rra", "lstm"))
+    assert rra["baseline"] == lstm["baseline"]
+    assert not (tmp_path / "run/lstm/figure7.png").exists()
+    again, _, _ = ran(capsys, "--resume", tmp_path / "run", "--steps", 20)
+    assert again == 0
+    assert load_checkpoint(tmp_path / "run/lstm/last.safetensors")[1]["step"] == 20
+
+
+def test_data_and_common_weights_are_the_same_for_every_model():
+    settings = adding.parse([*SMALL, "--seed", "3"])
+    (x, target), (x_test, _) = adding.generate(settings)
+    assert not np.array_equal(x[:20], x_test)
+    np.testing.assert_array_equal(x, adding.generate(settings)[0][0])
+    rra, lstm = (dict(adding.build(settings, name).named_parameters()) for name in ("rra", "lstm"))
+    for name in ("cell.W", "cell.U", "cell.b", "readout.W"):
+        np.testing.assert_array_equal(rra[name].value, lstm[name].value)
+    assert target.shape == (60, 1)
+
+
+def test_paper_setting():
+    settings = adding.parse(["--paper"])
+    assert settings["optimizer"] == "adadelta"
+    assert (settings["lr"], settings["clip_norm"], settings["forget_bias"], settings["target"]) == (None, 0, 0, None)
+    assert (settings["hidden"], settings["batch_size"], settings["length"]) == (128, 50, 100)
+    assert (settings["train_size"], settings["test_size"], settings["eval_every"]) == (100_000, 10_000, 200)
+    assert adding.parse(["--paper", "--forget-bias", "1"])["forget_bias"] == 1
+
+
+def test_steps_switch_the_target_off_unless_one_is_given():
+    assert adding.parse([])["target"] == 0.01
+    assert adding.parse(["--steps", "5"])["target"] is None
+    assert adding.parse(["--steps", "5", "--target", "0.1"])["target"] == 0.1
+
+
+def test_a_target_ends_the_run(tmp_path, capsys):
+    status, out, _ = ran(capsys, *SMALL, "--target", 100, "--out", tmp_path / "run")
+    assert status == 0
+    assert "is below the target 100" in out
+    assert load_checkpoint(tmp_path / "run/last.safetensors")[1]["step"] == 0
+
+
+def test_stacked_layers_epochs_and_other_optimizers(tmp_path, capsys):
+    status, out, _ = ran(capsys, *SMALL, "--epochs", 2, "--layers", 2, "--optimizer", "rmsprop", "--lr", 1e-3,
+                         "--clip-value", 1, "--dtype", "float64", "--normalize", "softmax", "--offset", 1, "--out",
+                         tmp_path / "run")
+    assert status == 0, out
+    state, meta = load_checkpoint(tmp_path / "run/last.safetensors")
+    assert meta["step"] == 2 * (60 // 7)
+    assert state["cell.layers.1.W"].shape == (6, 24)
+    assert state["cell.layers.1.W"].dtype == np.float64
+
+
+@pytest.mark.parametrize(("values", "step", "confirmed"), [
+    ([.2] + [.1] * 5, 1, True),
+    ([.2] + [.1] * 4, 1, False),
+    ([.1] * 4 + [.2] + [.1] * 5, 5, True),
+    ([.1] * 4 + [.2], None, False),
+    ([.16, .159, .1591, .158, .1, .1, .1, .1], 3, True),     # 0.95 / 6 = 0.15833
+])
+def test_when_a_model_beats_the_baseline(values, step, confirmed):
+    points = list(enumerate(values))
+    assert adding.beats_baseline(points, 1 / 6) == (step, confirmed)
+
+
+# ---- bad input: one line, exit status 2, nothing written -------------------------------------------------
+
+@pytest.mark.parametrize(("argv", "sentence"), [
+    (["-S", "1"], "argument -S/--length: '1'; expected a whole number of at least 2"),
+    (["-K", "-1"], "argument -K/--window: '-1'; expected a whole number of at least 0"),
+    (["--offset", "3"], "argument --offset: invalid choice: 3"),
+    (["--hidden", "many"], "argument --hidden: 'many'; expected a whole number"),
+    (["--lr", "nan"], "argument --lr: 'nan'; expected a finite number"),
+    (["--optimizer", "adma"], "--optimizer is 'adma'; expected one of sgd, momentum, adadelta"),
+    (["--model", "gru"], "argument --model: invalid choice: 'gru'"),
+    (["--compare", "rra,gru"], "--compare has 'gru'; expected names among rra, lstm"),
+    (["--compare", "rra,rra"], "--compare names 'rra' twice"),
+    (["--batch-size", "61", "--train-size", "60"], "batch_size is 61, larger than the data (60 examples)"),
+    (["--steps", "5", "--epochs", "1"], "--steps and --epochs were both given"),
+    (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+    (["--forget-bias", "nan"], "argument --forget-bias: 'nan'; expected a finite number"),
+    (["--unknown"], "unrecognized arguments: --unknown"),
+])
+def test_bad_flags(tmp_path, capsys, argv, sentence):
+    status, _, err = ran(capsys, *SMALL, *argv, "--out", tmp_path / "run")
+    assert status == 2
+    assert sentence in err
+    assert len([line for line in err.splitlines() if "error:" in line]) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(gpu_problem() is None, reason="a GPU is there")
+def test_no_gpu(tmp_path, capsys):
+    status, out, err = ran(capsys, "--device", "gpu", "--out", tmp_path / "run")
+    assert status == 2
+    assert err.startswith("error: device 'gpu' was asked for, but ")
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_not_empty_is_refused(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    status, _, err = ran(capsys, *SMALL, "--steps", 5, "--out", tmp_path)
+    assert status == 2
+    assert "is not empty; nothing was written" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_unwritable_folder_is_refused(tmp_path, capsys):
+    (tmp_path / "file").write_text("a file where a folder should be")
+    status, _, err = ran(capsys, *SMALL, "--steps", 5, "--out", tmp_path / "file" / "run")
+    assert status == 2
+    assert err.startswith("error: --out ")
+    assert len(err.splitlines()) == 1
+
+
+def test_resume_with_bad_folders_and_files(tmp_path, capsys):
+    status, _, err = ran(capsys, "--resume", tmp_path / "nothing")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "no run there" in err
+    out = tmp_path / "run"
+    ran(capsys, *SMALL, "--steps", 10, "--out", out)
+    status, _, err = ran(capsys, "--resume", out, "--steps", 20, "--hidden", 7)
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "--hidden 7 differs from the run in" in err
+    last = (out / "last.safetensors").read_bytes()
+    for damaged in (last[:len(last) // 2], last[:20], b"", b"\0" * 100):
+        (out / "last.safetensors").write_bytes(damaged)
+        status, _, err = ran(capsys, "--resume", out, "--steps", 20)
+        assert (status, len(err.splitlines())) == (2, 1)
+        assert "last.safetensors: damaged or not a safetensors file" in err
+        assert (out / "last.safetensors").read_bytes() == damaged
+
+
+def test_resume_with_a_checkpoint_of_another_model(tmp_path, capsys):
+    ran(capsys, *SMALL, "--steps", 10, "--out", tmp_path / "a")
+    ran(capsys, *SMALL, "--steps", 10, "--model", "lstm", "--out", tmp_path / "b")
+    foreign = (tmp_path / "b/last.safetensors").read_bytes()
+    (tmp_path / "a/last.safetensors").write_bytes(foreign)
+    status, _, err = ran(capsys, "--resume", tmp_path / "a", "--steps", 20)
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "model is 'lstm'; this run has 'rra'" in err
+    assert (tmp_path / "a/last.safetensors").read_bytes() == foreign
+
+
+def test_divergence_is_one_line_and_exit_status_1(tmp_path, capsys):
+    status, _, err = ran(capsys, *SMALL, "--steps", 300, "--optimizer", "sgd", "--lr", 1e12, "--clip-norm", 0,
+                         "--quiet", "--out", tmp_path / "run")
+    assert status == 1
+    assert re.match(r"stopped: step \d+: .* is not finite", err)
+    assert len(err.splitlines()) == 1
+    assert (tmp_path / "run/figure4.png").exists()
+
+
+# ---- as a program ----------------------------------------------------------------------------------------
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [[str(ROOT / "tasks/adding.py")], ["-m", "tasks.adding"]], ids=["script", "module"])
+def test_from_any_folder(tmp_path, how):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "7"}
+    done = subprocess.run([sys.executable, "-W", "error", *how, *SMALL, "--steps", "5", "--threads", "2"], cwd=tmp_path,
+                          env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    folder, = (tmp_path / "runs/adding").iterdir()
+    ran_on = json.loads((folder / "config.json").read_text(encoding="utf-8"))["ran_on"]
+    assert ran_on["blas_threads"] == "2"
+
+
+@pytest.mark.slow
+def test_an_interrupt_before_training_is_one_line(tmp_path):
+    code = ("import tasks.adding as a; from tasks.common import run\n"
+            "def generate(settings): raise KeyboardInterrupt\n"
+            "a.generate = generate\nimport sys; sys.exit(run(a.main, []))")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert done.stderr == "interrupted; nothing was saved\n"

@@ -1,0 +1,471 @@
+"""The backend: which module an array belongs to, devices, special functions, scatter-add, random numbers, memory."""
+
+import gc
+import importlib
+import subprocess
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from minigrad import backend
+from minigrad.backend import (
+    DeviceError,
+    array_module,
+    asnumpy,
+    empty,
+    erf,
+    gpu_available,
+    gpu_problem,
+    module_of_device,
+    on_host,
+    resolve_device,
+    scatter_add,
+    sigmoid,
+    step_generator,
+    to_device,
+    uniform_like,
+    zeros,
+)
+
+
+class DeviceArray:
+    """Stands in for a CuPy array; only its class's module matters."""
+
+    def __init__(self, host):
+        self.host = host
+
+
+DeviceArray.__module__ = "cupy._core.core"
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """A module named cupy that has one device."""
+    fake = types.ModuleType("cupy")
+    fake.cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(getDeviceCount=lambda: 1))
+    fake.random = types.SimpleNamespace(default_rng=lambda seed: ("device generator", seed))
+    fake.asarray = DeviceArray
+    fake.asnumpy = lambda array: array.host
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    return fake
+
+
+def failing(error):
+    def fail(*arguments):
+        raise error
+    return fail
+
+
+# ---- array_module ----------------------------------------------------------------------------------------
+
+
+def test_array_module_of_numpy_arrays():
+    x = np.zeros(3)
+    assert array_module(x) is np
+    assert array_module(None, x, None, W=x, mask=None) is np
+    assert array_module(np.array(1.0)) is np
+    assert on_host(x)
+
+
+@pytest.mark.parametrize(("thing", "kind"), [([1.0], "list"), (1.0, "float"), (np.float64(1), "float64")])
+def test_array_module_names_what_is_no_array(thing, kind):
+    with pytest.raises(TypeError, match=f"^argument 2 is a {kind}; expected a NumPy or CuPy array$"):
+        array_module(np.zeros(2), thing)
+    with pytest.raises(TypeError, match=f"^mask is a {kind};"):
+        array_module(x=np.zeros(2), mask=thing)
+
+
+def test_array_module_of_nothing():
+    with pytest.raises(TypeError, match="got no array"):
+        array_module(None, mask=None)
+
+
+def test_a_mix_is_refused_with_a_sentence(cupy):
+    x, W = np.zeros(3), DeviceArray(np.zeros(3))
+    assert array_module(W, W) is cupy
+    assert not on_host(W)
+    with pytest.raises(TypeError) as error:
+        array_module(x=x, mask=None, W=W)
+    assert str(error.value) == ("x is on the CPU (NumPy) and W on the GPU (CuPy): move one of them with "
+                                "minigrad.backend.to_device(array, 'cpu' or 'gpu')")
+    with pytest.raises(TypeError, match=r"^argument 1 is on the GPU \(CuPy\) and argument 2 on the CPU \(NumPy\)"):
+        array_module(W, x)
+
+
+# ---- devices ---------------------------------------------------------------------------------------------
+
+
+def test_to_device_moves_trees_and_leaves_alone_what_is_there(cupy):
+    x = np.arange(3.0)
+    state = (x, None, [x + 1, {"c": x + 2}])
+    assert to_device(x, "cpu") is x
+    assert asnumpy(x) is x
+    on_gpu = to_device(state, "gpu")
+    assert isinstance(on_gpu[2][1]["c"], DeviceArray)
+    assert on_gpu[1] is None
+    assert to_device(on_gpu[0], "gpu") is on_gpu[0]
+    back = to_device(on_gpu, "cpu")
+    assert back[0] is x
+    np.testing.assert_array_equal(back[2][1]["c"], x + 2)
+
+
+def test_asnumpy_refuses_what_is_no_array():
+    with pytest.raises(TypeError, match="is a list; expected a NumPy or CuPy array"):
+        asnumpy([1.0])
+
+
+def test_without_cupy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert "CuPy cannot be imported" in gpu_problem()
+    assert "pip install" in gpu_problem()
+    assert not gpu_available()
+    assert resolve_device("auto") == resolve_device("cpu") == "cpu"
+    assert module_of_device("auto") is np
+    with pytest.raises(DeviceError, match="device 'gpu' was asked for, but CuPy cannot be imported"):
+        resolve_device("gpu")
+    with pytest.raises(DeviceError):
+        to_device(np.zeros(2), "gpu")
+
+
+BANNER = "\n================\nFailed to import CuPy.\n\nOriginal error:\n  ImportError: libcuda.so.1\n====\n"
+
+
+@pytest.mark.parametrize("error", [ImportError(BANNER), AttributeError("module 'numpy' has no attribute 'product'"),
+                                   OSError()])
+def test_a_broken_cupy_is_one_line(monkeypatch, error):
+    monkeypatch.setattr(importlib, "import_module", failing(error))
+    problem = gpu_problem()
+    assert "\n" not in problem
+    assert problem.startswith("CuPy cannot be imported (")
+    for text in ("Failed to import CuPy.", "has no attribute 'product'", "OSError"):
+        if text in f"{error} {type(error).__name__}":
+            assert text in problem
+
+
+@pytest.mark.parametrize(("count", "sentence"), [
+    (failing(RuntimeError("cudaErrorNoDevice: none is detected\nmore")),
+     "CuPy is installed but finds no usable CUDA device (cudaErrorNoDevice: none is detected)"),
+    (failing(RuntimeError()), "CuPy is installed but finds no usable CUDA device (RuntimeError)"),
+    (lambda: 0, "CuPy is installed but this machine has no CUDA device"),
+])
+def test_cupy_without_a_device(cupy, count, sentence):
+    cupy.cuda.runtime.getDeviceCount = count
+    assert gpu_problem() == sentence
+    assert resolve_device("auto") == "cpu"
+    with pytest.raises(DeviceError) as error:
+        resolve_device("gpu")
+    assert str(error.value) == f"device 'gpu' was asked for, but {sentence}"
+
+
+def test_cupy_with_a_device(cupy):
+    assert gpu_problem() is None
+    assert gpu_available()
+    assert resolve_device("auto") == resolve_device("gpu") == "gpu"
+    assert resolve_device("cpu") == "cpu"
+    assert module_of_device("gpu") is cupy
+
+
+@pytest.mark.parametrize("device", ["cuda", "GPU", "", None])
+def test_an_unknown_device(device):
+    with pytest.raises(ValueError, match="expected 'cpu', 'gpu' or 'auto'"):
+        resolve_device(device)
+
+
+def test_importing_minigrad_needs_no_heavy_or_optional_library():
+    program = ("import sys, minigrad, minigrad.backend, minigrad.layers, minigrad.losses, minigrad.optim, "
+               "minigrad.checkpoint, minigrad.data, minigrad.train\n"
+               "print([name for name in ('cupy', 'torch', 'matplotlib', 'jax') if name in sys.modules])")
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+# ---- special functions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("function", [sigmoid, erf])
+def test_special_functions_keep_the_dtype_and_do_not_overflow(function, dtype):
+    x = np.array([[-np.inf, -1e4, -30, 0], [0.5, 30, 1e4, np.inf]], dtype)
+    with np.errstate(all="raise", under="ignore"):
+        y = function(x)
+    assert y.dtype == dtype
+    assert y.shape == x.shape
+    low = 0 if function is sigmoid else -1
+    np.testing.assert_allclose(y[[0, 0, 1, 1], [0, 1, 2, 3]], [low, low, 1, 1])
+    assert np.isnan(function(np.array([np.nan], dtype))).all()
+
+
+def test_special_functions_are_exact():
+    x = np.linspace(-5, 5, 41)
+    np.testing.assert_allclose(sigmoid(x), 1 / (1 + np.exp(-x)), rtol=1e-14)
+    np.testing.assert_allclose(erf(np.array([0.5, 1.0, 2.0])),
+                               [0.5204998778130465, 0.8427007929497149, 0.9953222650189527], rtol=1e-15)
+
+
+# ---- scatter_add -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_scatter_add_equals_add_at(data):
+    V = data.draw(st.integers(1, 6))
+    row = data.draw(st.sampled_from([(), (3,), (2, 2), (0,)]))
+    ids_shape = data.draw(st.sampled_from([(0,), (1,), (9,), (2, 4)]))
+    dtype = data.draw(st.sampled_from(["float32", "float64"]))
+    id_dtype = data.draw(st.sampled_from(["int32", "int64", "uint8"]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    target = rng.standard_normal((V, *row)).astype(dtype)
+    ids = rng.integers(0, V, ids_shape).astype(id_dtype)
+    updates = rng.standard_normal((*ids_shape, *row)).astype(dtype)
+    expected = target.copy()
+    np.add.at(expected, ids, updates)
+    kept_ids, kept_updates, place = ids.copy(), updates.copy(), target.ctypes.data
+    scatter_add(target, ids, updates)
+    assert target.dtype == dtype
+    assert target.ctypes.data == place
+    np.testing.assert_allclose(target, expected, rtol=1e-5 if dtype == "float32" else 1e-12, atol=1e-6)
+    np.testing.assert_array_equal(ids, kept_ids)
+    np.testing.assert_array_equal(updates, kept_updates)
+
+
+def test_scatter_add_gives_a_repeated_id_all_of_its_updates():
+    target = np.zeros((3, 2))
+    scatter_add(target, np.array([1, 1, 1, 0]), np.ones((4, 2)))
+    np.testing.assert_array_equal(target, [[1, 1], [3, 3], [0, 0]])
+
+
+def test_scatter_add_into_a_view_with_non_contiguous_updates():
+    whole = np.zeros((3, 8))
+    updates = np.arange(16.0).reshape(4, 4).T
+    scatter_add(whole[:, ::2], np.array([2, 0, 2, 0]), updates)
+    expected = np.zeros((3, 4))
+    np.add.at(expected, np.array([2, 0, 2, 0]), updates)
+    np.testing.assert_array_equal(whole[:, ::2], expected)
+    assert not whole[:, 1::2].any()
+
+
+@pytest.mark.parametrize("ids", [[0, 3], [-1, 0]])
+def test_scatter_add_refuses_an_id_out_of_range(ids):
+    target = np.zeros((3, 2))
+    with pytest.raises(IndexError, match=rf"ids run from {min(ids)} to {max(ids)}; expected 0 \.\.\. 2"):
+        scatter_add(target, np.array(ids), np.ones((2, 2)))
+    assert not target.any()
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3), (2,), (1, 2)])
+def test_scatter_add_refuses_updates_of_another_shape(shape):
+    with pytest.raises(ValueError, match=r"updates has shape .*; expected \(2, 2\)"):
+        scatter_add(np.zeros((3, 2)), np.array([0, 1]), np.ones(shape))
+
+
+# ---- random numbers --------------------------------------------------------------------------------------
+
+
+def test_step_generator_is_a_function_of_seed_and_step():
+    def draw(seed, step):
+        return step_generator(seed, step).random(4).tolist()
+
+    assert draw(1, 2) == draw(1, 2)
+    assert len({tuple(draw(seed, step)) for seed in range(5) for step in range(5)}) == 25
+
+
+def test_step_generator_on_a_device_is_seeded_the_same_way(cupy):
+    def draw(seed, step):
+        return step_generator(seed, step, "gpu")
+
+    assert draw(1, 2)[0] == "device generator"
+    assert draw(1, 2) == draw(1, 2)
+    assert len({draw(seed, step) for seed in range(5) for step in range(5)}) == 25
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "longdouble"])
+def test_uniform_like(dtype):
+    x = np.zeros((50, 40), dtype)
+    u = uniform_like(np.random.default_rng(0), x)
+    assert u.shape == x.shape
+    assert u.dtype == x.dtype
+    assert 0 <= u.min() < 0.01
+    assert 0.99 < u.max() <= 1
+    assert abs(u.astype("float64").mean() - 0.5) < 0.03
+    np.testing.assert_array_equal(u, uniform_like(np.random.default_rng(0), x))
+    assert not x.any()
+    assert uniform_like(np.random.default_rng(0), np.array(1.0)).shape == ()
+
+
+# ---- memory ----------------------------------------------------------------------------------------------
+
+BIG = backend.POOLED_FROM
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    """An empty pool."""
+    gc.collect()
+    idle = {}
+    monkeypatch.setattr(backend, "_idle", idle)
+    return idle
+
+
+def idle_bytes(pool):
+    return sum(memory.nbytes for memories in pool.values() for memory in memories)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 5), (5, 0), (1,), (3, 5), (7, 11, 13), (1 << 14, 3), (257, 65)])
+@pytest.mark.parametrize("dtype", ["float32", np.float64, np.dtype("int64"), bool, "complex128", "uint8"])
+def test_empty_is_what_numpy_gives_and_aligned(shape, dtype):
+    for make in (empty, zeros):
+        array = make(shape, dtype)
+        assert type(array) is np.ndarray
+        assert array.shape == shape
+        assert array.dtype == dtype
+        assert array.flags.c_contiguous
+        assert array.flags.writeable
+        assert array.ctypes.data % backend.ALIGNMENT == 0
+        array[...] = 1
+        assert array.all()
+
+
+@pytest.mark.parametrize("size", [1, BIG - 1, BIG, BIG + 1, 3 * BIG, (1 << 20) + 7])
+def test_zeros_is_zero_in_recycled_memory(size):
+    for _ in range(3):
+        array = zeros((size,), "uint8")
+        assert not array.any()
+        array[...] = 255
+
+
+def test_empty_recycles_what_a_dead_array_gave_back(pool):
+    array = empty((BIG,), "uint8")
+    place = array.ctypes.data
+    assert not pool
+    view = array[10:20]
+    del array
+    assert empty((BIG,), "uint8").ctypes.data != place           # the view lives
+    del view
+    again, other = empty((BIG,), "uint8"), empty((BIG,), "uint8")
+    assert place in (again.ctypes.data, other.ctypes.data)
+    assert again.ctypes.data != other.ctypes.data
+
+
+def test_empty_shares_blocks_between_near_sizes_but_stays_near(pool):
+    sizes = range(BIG, 4 * BIG, 997)
+    for size in sizes:
+        empty((size,), "uint8")
+    assert len(pool) <= 2 * 8 + 1
+    for block in pool:
+        assert any(size <= block <= size * 1.125 + backend.ALIGNMENT for size in sizes)
+
+
+def test_small_arrays_are_not_pooled(pool):
+    for _ in range(5):
+        empty((BIG - 1,), "uint8")
+    assert not pool
+
+
+def test_the_pool_keeps_its_limit(pool, monkeypatch):
+    monkeypatch.setattr(backend, "POOL_LIMIT", 10 * BIG)
+    held = [empty((BIG * (1 + n % 3),), "uint8") for n in range(30)]
+    held.clear()
+    assert 5 * BIG <= idle_bytes(pool) <= 10 * BIG
+    for n in range(30):
+        empty((BIG * (1 + n % 3),), "uint8")
+    assert idle_bytes(pool) <= 10 * BIG
+    empty((20 * BIG,), "uint8")                                  # larger than all of the pool
+    assert idle_bytes(pool) <= 10 * BIG
+
+
+def test_too_large_an_array_is_a_plain_memory_error(pool):
+    with pytest.raises(MemoryError):
+        empty((1 << 60,), "uint8")
+    gc.collect()
+    assert not pool
+
+
+class HeldMemory(RuleBasedStateMachine):
+    """Arrays, views and copies held and dropped in any order: no two live arrays ever share memory.
+
+    Every array is filled with a number of its own, so memory that was handed out twice shows in a view's values.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.held, self.number = [], 0.0                         # [(array, its number)]
+
+    @rule(size=st.sampled_from([1, 999, BIG // 8 - 1, BIG // 8, BIG // 8 + 1, BIG // 7, BIG // 4]),
+          make=st.sampled_from([empty, zeros]))
+    def allocate(self, size, make):
+        array = make((size,), "float64")
+        self.number += 1
+        array[...] = self.number
+        self.held.append((array, self.number))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), how=st.sampled_from(["slice", "stride", "transpose", "bytes", "copy", "memoryview", "same"]))
+    def derive(self, data, how):
+        array, number = self.held[data.draw(st.integers(0, len(self.held) - 1))]
+        derived = {"slice": lambda: array[len(array) // 3:], "stride": lambda: array[::-2],
+                   "transpose": lambda: array.reshape(1, *array.shape).T.swapaxes(0, 1)[0],
+                   "bytes": lambda: np.frombuffer(array.view(), "float64") if array.flags.c_contiguous else array,
+                   "copy": array.copy, "memoryview": lambda: np.asarray(memoryview(array)),
+                   "same": lambda: array}[how]()
+        self.held.append((derived, number))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def drop(self, data):
+        del self.held[data.draw(st.integers(0, len(self.held) - 1))]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def refill(self, data):
+        """Writing into one array changes its own views only: their numbers change with it."""
+        array, old = self.held[data.draw(st.integers(0, len(self.held) - 1))]
+        self.number += 1
+        array[...] = self.number
+        self.held = [(other, self.number if other is array else number) for other, number in self.held
+                     if other is array or number != old or not np.shares_memory(other, array)]
+
+    @invariant()
+    def nobody_wrote_into_another(self):
+        for array, number in self.held:
+            assert array.size == 0 or (array[0] == number and array[-1] == number and (array == number).all())
+
+
+TestHeldMemory = HeldMemory.TestCase
+TestHeldMemory.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+
+
+def test_empty_from_many_threads(pool, monkeypatch):
+    monkeypatch.setattr(backend, "POOL_LIMIT", 12 * BIG)
+    interval, wrong = sys.getswitchinterval(), []
+
+    def work(thread):
+        rng, held = np.random.default_rng(thread), []
+        try:
+            for n in range(400):
+                array = empty((int(rng.choice([BIG, BIG + BIG // 2, 2 * BIG])),), "uint8")
+                array[:64] = array[-64:] = (thread * 61 + n) % 256
+                held.append((array, (thread * 61 + n) % 256))
+                if len(held) > 4:
+                    held.pop(int(rng.integers(len(held))))
+                if any((a[:64] != value).any() or (a[-64:] != value).any() for a, value in held):
+                    wrong.append((thread, n))
+        except Exception as error:  # a thread's error would go unseen
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+    assert idle_bytes(pool) <= (12 + 4 * 2) * BIG                # each thread may be a block late in its count

@@ -1,0 +1,355 @@
+"""Every public layer through every rule of the contract (shared design, "Checking"); see cases.py for the table."""
+
+import copy
+import importlib
+import inspect
+import pkgutil
+
+import numpy as np
+import pytest
+from cases import TABLE, B, mask_kinds
+from helpers import all_gradients, assert_close, assert_identical, flat, grads, run_forward, snapshot, upstream
+
+import minigrad
+import minigrad.layers
+import models
+from minigrad import Layer, gradcheck
+from minigrad.backend import asnumpy, to_device
+from minigrad.tree import tree_map
+
+RECURRENT = [case for case in TABLE if case.state]
+MASKED = [case for case in TABLE if case.masks]
+
+
+def ids(case):
+    return case.name
+
+
+every_layer = pytest.mark.parametrize("case", TABLE, ids=ids)
+every_recurrent = pytest.mark.parametrize("case", RECURRENT, ids=ids)
+
+
+# ---- the table is complete -------------------------------------------------------------------------------
+
+def layer_classes(package):
+    """Every public Layer class defined in a package's modules."""
+    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        for name, value in vars(importlib.import_module(info.name)).items():
+            public = inspect.isclass(value) and issubclass(value, Layer) and not name.startswith("_")
+            if public and value.__module__ == info.name and "forward" in vars(value) and "backward" in vars(value):
+                yield value
+
+
+def test_every_public_layer_is_in_the_table():
+    listed = {type(case.layer()) for case in TABLE}
+    public = {getattr(minigrad.layers, name) for name in minigrad.layers.__all__}
+    public |= {minigrad.Sequential, minigrad.Residual}
+    public |= set(layer_classes(models)) | set(layer_classes(minigrad.layers))
+    assert public - listed == set()
+
+
+def test_every_layer_of_the_package_is_exported():
+    defined = {cls.__name__ for cls in layer_classes(minigrad.layers)}
+    assert defined == set(minigrad.layers.__all__)
+
+
+# ---- gradients -------------------------------------------------------------------------------------------
+
+@every_layer
+@pytest.mark.parametrize("mode", ["full", "direction"])
+def test_gradients(case, mode):
+    report = gradcheck(case.layer(), (case.x(),), case.keywords(), mode=mode)
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("kind", mask_kinds())
+@pytest.mark.parametrize("case", MASKED, ids=ids)
+def test_gradients_under_every_kind_of_mask(case, kind):
+    report = gradcheck(case.layer(), (case.x(),), {**case.keywords(), "mask": mask_kinds()[kind]}, mode="direction")
+    assert report.ok, report
+
+
+@every_recurrent
+def test_gradients_without_state_and_mask(case):
+    report = gradcheck(case.layer(), (case.x(),))
+    assert report.ok, report
+
+
+# ---- purity ----------------------------------------------------------------------------------------------
+
+@every_layer
+def test_nothing_is_written_but_gradients(case):
+    layer, x, keywords = case.layer(), case.x(), case.keywords()
+    before = copy.deepcopy((x, keywords))
+    attributes, values = set(vars(layer)), [p.value.copy() for p in layer.parameters()]
+    out, cache = run_forward(layer, x, keywords)
+    dout = upstream(out)
+    held, dout_held = snapshot((out, cache)), snapshot(dout)
+    layer.backward(dout, cache)
+    assert_identical((x, keywords), before)
+    assert_identical(snapshot((out, cache)), held)
+    assert_identical(dout, dout_held)
+    assert_identical([p.value for p in layer.parameters()], values)
+    assert set(vars(layer)) == attributes
+
+
+@every_recurrent
+def test_a_state_is_a_copy(case):
+    layer = case.layer()
+    (y, state), cache = run_forward(layer, case.x(), case.keywords())
+    held = snapshot((y, cache))
+    for array in flat(state):
+        array[...] = np.nan
+    assert_identical(snapshot((y, cache)), held)
+
+
+@every_layer
+def test_backward_twice_gives_equal_dx_and_doubled_gradients(case):
+    layer = case.layer()
+    out, cache = run_forward(layer, case.x(), case.keywords())
+    dout = upstream(out)
+    first = snapshot(layer.backward(dout, cache))
+    once = grads(layer)
+    second = layer.backward(dout, cache)
+    assert_identical(second, first)
+    assert_identical(grads(layer), [2 * g for g in once])
+
+
+@every_layer
+def test_zero_upstream_gives_zero(case):
+    layer = case.layer()
+    out, cache = run_forward(layer, case.x(), case.keywords())
+    returned = layer.backward(tree_map(np.zeros_like, out), cache)
+    assert not any(leaf.any() for leaf in flat(returned) + grads(layer))
+
+
+@every_layer
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_used_twice_before_any_backward(case, order):
+    layer, xs, keywords = case.layer(), [case.x(0), case.x(1)], case.keywords()
+    alone = [all_gradients(layer, x, keywords, upstream(run_forward(layer, x, keywords)[0])) for x in xs]
+    outs, caches = zip(*(run_forward(layer, x, keywords) for x in xs))
+    layer.zero_grad()
+    for n in order:
+        assert_identical(layer.backward(upstream(outs[n]), caches[n]), alone[n][1])
+    assert_close(grads(layer), [a + b for a, b in zip(alone[0][2], alone[1][2])])
+
+
+# ---- shapes and masks ------------------------------------------------------------------------------------
+
+def rows(tree, n):
+    """Sample n of every array, as a batch of one."""
+    return tree_map(lambda a: a[n:n + 1], tree)
+
+
+@pytest.mark.parametrize("case", [case for case in TABLE if not case.draws], ids=ids)
+def test_batched_equals_unbatched(case):
+    layer, x, keywords = case.layer(), case.x(), case.keywords()
+    dout = upstream(run_forward(layer, x, keywords)[0])
+    out, returned, total = all_gradients(layer, x, keywords, dout)
+    sums = [np.zeros_like(g) for g in total]
+    for n in range(B):
+        one_out, one_returned, one_grads = all_gradients(layer, rows(x, n), rows(keywords, n), rows(dout, n))
+        assert_close(one_out, rows(out, n))
+        assert_close(one_returned, rows(returned, n))
+        sums = [a + b for a, b in zip(sums, one_grads)]
+    assert_close(total, sums)
+
+
+@pytest.mark.parametrize("kind", mask_kinds())
+@every_recurrent
+def test_masked_steps_are_as_if_they_were_not_there(case, kind):
+    """y, dx 0 at them; final state and all gradients those of the sequence without them; NaN there never leaks."""
+    layer, keywords, mask = case.layer(), case.keywords(), mask_kinds()[kind]
+    x = np.where(mask[:, :, None], case.x(), np.nan)
+    keywords["mask"] = mask
+    (y, state), cache = layer.forward(x, **keywords)
+    dy, dstate = upstream((y, state))
+    layer.zero_grad()
+    dx, dstate0 = layer.backward((np.where(mask[:, :, None], dy, np.nan), dstate), cache)
+    got = grads(layer)
+    assert not y[~mask].any()
+    assert not dx[~mask].any()
+    layer.zero_grad()
+    for n in range(B):
+        real = mask[n]
+        (y_n, state_n), cache_n = layer.forward(x[n:n + 1, real], state=rows(keywords["state"], n))
+        dx_n, dstate0_n = layer.backward((dy[n:n + 1, real], rows(dstate, n)), cache_n)
+        assert_close((y[n:n + 1, real], rows(state, n)), (y_n, state_n))
+        assert_close((dx[n:n + 1, real], rows(dstate0, n)), (dx_n, dstate0_n))
+    assert_close(got, grads(layer))
+
+
+@every_layer
+def test_padding_changes_nothing(case):
+    """What stands at a padded position, NaN included, changes nothing at the real ones."""
+    layer, x, mask = case.layer(), case.x(), mask_kinds()["right padding"]
+    if x.ndim < 3:
+        x, mask = np.repeat(x[:, None], mask.shape[1], axis=1), mask
+    keywords = {**case.keywords(), "mask": mask}
+    garbage = np.where(mask[:, :, None], x, 99.0 if not case.masks else np.nan)
+    out, cache = run_forward(layer, x, keywords)
+    other, other_cache = run_forward(layer, garbage, keywords)
+    y, other_y = flat(out)[0], flat(other)[0]
+    per_step = y.shape[:2] == mask.shape
+    assert_identical(y[mask] if per_step else y, other_y[mask] if per_step else other_y)
+    if case.masks:
+        dout = upstream(out)
+        first = snapshot((layer.backward(dout, cache), grads(layer)))
+        layer.zero_grad()
+        assert_identical((layer.backward(dout, other_cache), grads(layer)), first)
+
+
+@every_layer
+def test_a_sequence_of_length_one(case):
+    keywords = case.keywords()
+    if "mask" in keywords:
+        keywords["mask"] = np.array([[True], [False], [True]])
+    x = case.x()[:, :1] if len(case.shape) == 3 else case.x()
+    report = gradcheck(case.layer(), (x,), keywords)
+    assert report.ok, report
+
+
+@every_recurrent
+def test_an_empty_sequence_keeps_the_state(case):
+    layer, keywords = case.layer(), case.keywords()
+    (y, state), cache = layer.forward(case.x()[:, :0], state=keywords["state"])
+    assert y.shape[:2] == (B, 0)
+    assert_identical(state, keywords["state"])
+    dstate = upstream(state)
+    dx, dstate0 = layer.backward((upstream(y), dstate), cache)
+    assert dx.shape == (B, 0, case.shape[2])
+    assert_identical(dstate0, dstate)
+
+
+@pytest.mark.parametrize("cuts", [(1, 2), (3,), (1, 2, 3, 4, 5, 6)], ids=str)
+@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "mask"])
+@every_recurrent
+def test_one_piece_equals_segments(case, masked, cuts):
+    """Values, final state, and all gradients when each segment's dstate0 is handed back to the one before."""
+    layer, x, keywords = case.layer(), case.x(), case.keywords()
+    mask = keywords["mask"] if masked else np.ones(x.shape[:2], bool)
+    out, cache = layer.forward(x, state=keywords["state"], mask=mask if masked else None)
+    dy, dstate = upstream(out)
+    layer.zero_grad()
+    dx, dstate0 = layer.backward((dy, dstate), cache)
+    whole = grads(layer)
+
+    parts = [slice(a, b) for a, b in zip((0, *cuts), (*cuts, x.shape[1]))]
+    state, ys, caches = keywords["state"], [], []
+    for part in parts:
+        (y, state), cache = layer.forward(x[:, part], state=state, mask=mask[:, part] if masked else None)
+        ys.append(y)
+        caches.append(cache)
+    assert_close((np.concatenate(ys, axis=1), state), out)
+    layer.zero_grad()
+    dxs = []
+    for part, cache in zip(reversed(parts), reversed(caches)):
+        dx_part, dstate = layer.backward((dy[:, part], dstate), cache)
+        dxs.insert(0, dx_part)
+    assert_close((np.concatenate(dxs, axis=1), dstate), (dx, dstate0))
+    assert_close(grads(layer), whole)
+
+
+@every_recurrent
+def test_none_means_zero_in_the_upstream_gradient(case):
+    layer = case.layer()
+    (y, state), cache = run_forward(layer, case.x(), case.keywords())
+    dy, dstate = upstream((y, state))
+    zeros = tree_map(np.zeros_like, state)
+
+    def gradients(dout):
+        layer.zero_grad()
+        return snapshot((layer.backward(dout, cache), grads(layer)))
+
+    assert_identical(gradients((dy, None)), gradients((dy, zeros)))
+    assert_identical(gradients((None, dstate)), gradients((np.zeros_like(y), dstate)))
+    first_missing = (None, *dstate[1:])
+    assert_identical(gradients((dy, first_missing)), gradients((dy, (zeros[0], *dstate[1:]))))
+
+
+@every_recurrent
+def test_a_missing_state_is_a_zero_state(case):
+    layer, x = case.layer(), case.x()
+    zeros = tree_map(np.zeros_like, case.keywords()["state"])
+    (y, state), cache = layer.forward(x)
+    (y_zero, state_zero), cache_zero = layer.forward(x, state=zeros)
+    assert_identical((y, state), (y_zero, state_zero))
+    dout = upstream((y, state))
+    returned = layer.backward(dout, cache)
+    assert isinstance(returned, tuple)
+    assert len(returned) == 2
+    assert_identical(returned, layer.backward(dout, cache_zero))
+
+
+# ---- memory layout, dtype, device ------------------------------------------------------------------------
+
+def strided(array):
+    """The same numbers, every axis strided or reversed, not contiguous in any order."""
+    wide = np.zeros(tuple(2 * n + 1 for n in array.shape), array.dtype)
+    view = wide[tuple(slice(1, None, 2) for _ in array.shape)]
+    view[...] = array
+    return view
+
+
+@every_layer
+def test_non_contiguous_inputs(case):
+    layer, x, keywords = case.layer(), case.x(), case.keywords()
+    out, cache = run_forward(layer, x, keywords)
+    dout = upstream(out)
+    returned, expected = layer.backward(dout, cache), grads(layer)
+    layer.zero_grad()
+    spread = {name: value if name == "rng" else tree_map(strided, value) for name, value in keywords.items()}
+    assert not strided(x).flags.forc
+    out2, cache2 = run_forward(layer, strided(x), spread)
+    assert_close(out2, out)
+    assert_close(layer.backward(tree_map(strided, dout), cache2), returned)
+    assert_close(grads(layer), expected)
+
+
+@every_layer
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_dtype_is_kept(case, dtype):
+    layer = case.layer(dtype)
+    out, cache = run_forward(layer, case.x(dtype=dtype), case.keywords(dtype=dtype))
+    returned = layer.backward(upstream(out), cache)
+    for array in flat(out) + flat(returned) + grads(layer) + [p.value for p in layer.parameters()]:
+        assert array.dtype == dtype
+
+
+@every_layer
+def test_single_precision_agrees_with_double(case):
+    single, double = case.layer("float32"), case.layer("float64")
+    for p, q in zip(single.parameters(), double.parameters()):
+        q.value[...] = p.value
+    x, keywords = case.x(dtype="float32"), case.keywords(dtype="float32")
+    if case.draws:                                                       # float32 and float64 draws differ
+        keywords["rng"] = None
+    wide = tree_map(lambda a: a.astype("float64") if getattr(a, "dtype", None) == np.float32 else a, keywords)
+    out = run_forward(double, x.astype("float64"), wide)[0]
+    dout = upstream(out)
+    narrow = tree_map(lambda a: a.astype("float32"), dout)
+    got, expected = all_gradients(single, x, keywords, narrow), all_gradients(double, x.astype("float64"), wide, dout)
+    assert_close(got, expected, 2e-4)
+
+
+@every_layer
+def test_the_call_drops_the_cache(case):
+    layer, x, keywords = case.layer(), case.x(), case.keywords()
+    keywords.pop("rng", None)
+    assert_identical(layer(x, **keywords), layer.forward(x, **keywords)[0])
+
+
+@pytest.mark.gpu
+@every_layer
+def test_cpu_equals_gpu(case):
+    layer, x = case.layer(), case.x()
+    keywords = {name: value for name, value in case.keywords().items() if name != "rng"}
+    out, cache = layer.forward(x, **keywords)
+    dout = upstream(out)
+    returned, expected = layer.backward(dout, cache), grads(layer)
+    layer.to_device("gpu").zero_grad()
+    gpu_out, gpu_cache = layer.forward(to_device(x, "gpu"), **to_device(keywords, "gpu"))
+    gpu_returned = layer.backward(to_device(dout, "gpu"), gpu_cache)
+    assert_close(tree_map(asnumpy, (gpu_out, gpu_returned)), (out, returned), 1e-9)
+    assert_close([asnumpy(p.grad) for p in layer.parameters()], expected, 1e-9)
