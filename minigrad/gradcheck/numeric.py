@@ -1,71 +1,148 @@
 """The numeric side: the slope of L along a line, by central differences, and what to say when it disagrees."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-SCALES = (1.0, 0.1, 0.01)          # of eps, tried in turn before a difference is called an error
-KINK_AGREES = 0.05                 # how much a kink's jump in slope may change from eps to eps/100
+ROUNDING = 2.0**-52
+CLOSER = (0.1, 0.01)               # of eps: tried in turn before a difference is called an error
+AT_KINK = (1e-1, 1e-3, 1e-4)       # of eps: a kink's jump in slope is the same at each of them
+STEADY = 0.05                      # relative change of that jump that rounding may make
+TINY = 0.01                        # atol may hide at most this part of a tensor's largest slope
+SINGLE = 2e-9                      # relative: double precision does better, single precision (6e-8) does not
+
+
+class Tolerances(NamedTuple):
+    """Two slopes agree when |a - n| <= atol + rtol max(|a|, |n|); eps is the step."""
+
+    eps: float
+    rtol: float
+    atol: float
+
+    def error(self, analytic, numeric):
+        """The difference in units of what is tolerated: above 1 is wrong; NaN and infinity are infinitely wrong."""
+        difference = abs(analytic - numeric)
+        allowed = self.atol + self.rtol * max(abs(analytic), abs(numeric))
+        if not math.isfinite(difference):
+            return math.inf
+        return difference / allowed if allowed else math.inf if difference else 0.0
+
+    def agree(self, analytic, numeric):
+        return self.error(analytic, numeric) <= 1
+
+
+class Slope(NamedTuple):
+    value: float
+    noise: float                   # how far the rounding of the outputs can have moved it
+
+
+class Verdict(NamedTuple):
+    """status: "ok"; "beside" (ok, measured beside a kink that is nearer than eps); "kink" (at one: the analytic value
+    is a subgradient, there is no more to say); "wrong". error: in units of what is tolerated."""
+
+    status: str
+    numeric: float
+    error: float
 
 
 class Line:
     """L(t) = sum <dout, outputs(t)>, where `move(t)` puts the layer's tensors at the point t of a line."""
 
     def __init__(self, probe, move, tolerances):
-        self.probe, self.move = probe, move
-        self.eps, self.rtol, self.atol = tolerances
+        self.probe, self.move, self.tolerances = probe, move, tolerances
 
     def at(self, t):
         self.move(t)
         return self.probe.outputs()
 
-    def slope(self, low, high, distance):
-        """<dout, outputs(high) - outputs(low)> / distance; the difference comes first, so that little cancels."""
-        return sum(float(np.dot(d, b - a)) for d, a, b in zip(self.probe.flat_dout, low, high)) / distance
-
-    def central(self, eps):
-        slope = self.slope(self.at(-eps), self.at(eps), 2 * eps)
+    def central(self, scale=1.0):
+        eps = self.tolerances.eps * scale
+        low, high = self.at(-eps), self.at(eps)
         self.move(0)
-        return slope
+        with np.errstate(invalid="ignore", over="ignore"):
+            moved = high - low                                   # the difference comes first, so that little cancels
+            weighted = (self.probe.flat_dout * high)[moved != 0]
+            return Slope(float(self.probe.flat_dout @ moved) / (2 * eps),
+                         ROUNDING * float(np.linalg.norm(weighted)) / (2 * eps))
 
-    def agrees(self, analytic, numeric):
-        return abs(analytic - numeric) <= self.atol + self.rtol * max(abs(analytic), abs(numeric))
+    def judge(self, analytic, first):
+        """Verdict on an analytic slope, `first` being the central difference at eps."""
+        error = self.tolerances.error(analytic, first.value)
+        if error <= 1 or error == math.inf:
+            return Verdict("ok" if error <= 1 else "wrong", first.value, error)
+        return self.closer(analytic, first) or self.at_kink(analytic) or Verdict("wrong", first.value, error)
 
-    def judge(self, analytic):
-        """(status, numeric): status "ok", "kink" or "wrong".
+    def closer(self, analytic, first):
+        """A Verdict if the slopes agree once eps is smaller, else None: L is strongly curved, or a kink lies beside.
 
-        A kink is named only on evidence: either the slopes agree, within the same tolerances, once eps is small
-        enough not to reach over it; or the slopes to the right and to the left differ by the same jump at eps and at
-        eps/100, and the analytic value lies between them (a subgradient).
+        Where rounding moves the smaller difference by more than is tolerated it could agree by chance: that is no
+        evidence, and the difference stays an error.
         """
-        first = self.central(self.eps)
-        if self.agrees(analytic, first) or not (math.isfinite(analytic) and math.isfinite(first)):
-            return ("ok" if self.agrees(analytic, first) else "wrong"), first
-        for scale in SCALES[1:]:
-            closer = self.central(self.eps * scale)
-            if self.agrees(analytic, closer):
-                return "kink", closer
-        (left, right), near = self.one_sided(self.eps), self.one_sided(self.eps * SCALES[-1])
-        jump, slack = right - left, self.atol + self.rtol * max(abs(left), abs(right)) + self.eps * abs(right - left)
-        stays = abs(jump - (near[1] - near[0])) <= KINK_AGREES * abs(jump)
-        between = min(near) - slack <= analytic <= max(near) + slack
-        return ("kink" if stays and between and abs(jump) > 100 * slack else "wrong"), first
+        for scale in CLOSER:
+            near = self.central(scale)
+            if not near.noise <= self.tolerances.atol + self.tolerances.rtol * abs(analytic):
+                return None
+            curved = near.value + (near.value - first.value) * scale**2 / (1 - scale**2)   # Richardson's extrapolation
+            for status, slope in [("ok", curved), ("beside", near.value)]:
+                if self.tolerances.agree(analytic, slope):
+                    return Verdict(status, slope, self.tolerances.error(analytic, slope))
+            if self.tolerances.agree(first.value, near.value):
+                return None                                      # a straight piece: nothing will change
+        return None
 
-    def one_sided(self, eps):
-        """The slopes to the left and to the right."""
-        here, low, high = self.at(0), self.at(-eps), self.at(eps)
+    def at_kink(self, analytic):
+        """A Verdict if L has a kink at t = 0 and the analytic slope is a subgradient there, else None.
+
+        Every output is judged for itself, since each kink may choose its own subgradient: an output has a kink if its
+        slopes to the right and to the left differ by one and the same jump at all of AT_KINK (what is smooth, however
+        sharp, has a smaller jump nearer by; what is a step, or rounding, has a larger one).
+        """
+        here = self.at(0)
+        left, right = self.one_sided(here, AT_KINK[0])
+        jump = right - left
+        noise = ROUNDING * np.abs(self.probe.flat_dout * here) / (AT_KINK[0] * self.tolerances.eps)
+        kink = np.abs(jump) > 100 * noise
+        for scale in AT_KINK[1:]:
+            if not kink.any():
+                return None
+            near_left, near_right = self.one_sided(here, scale)
+            kink &= np.abs(near_right - near_left - jump) <= STEADY * np.abs(jump)
+        middle = (left + right) / 2
+        low = float(np.where(kink, np.minimum(left, right), middle).sum())
+        high = float(np.where(kink, np.maximum(left, right), middle).sum())
+        nearest = min(max(analytic, low), high)
+        inside = kink.any() and self.tolerances.agree(analytic, nearest)
+        return Verdict("kink", float(middle.sum()), 0.0) if inside else None
+
+    def one_sided(self, here, scale):
+        """Each output's slopes, weighted by dout, to the left and to the right, extrapolated to a step of zero."""
+        eps = self.tolerances.eps * scale
+        slopes = []
+        with np.errstate(invalid="ignore", over="ignore"):
+            for step in (-eps, eps):
+                far, near = (self.at(step) - here) / step, (self.at(step / 2) - here) / (step / 2)
+                slopes.append(self.probe.flat_dout * (2 * near - far))
         self.move(0)
-        return self.slope(low, here, eps), self.slope(here, high, eps)
+        return slopes
+
+    def single_precision(self, analytic, size):
+        """The relative difference, if it is beyond doubt larger than double precision leaves; else 0."""
+        slopes = [(4 * self.central(scale / 2).value - self.central(scale).value) / 3
+                  for scale in (0.95, 0.9, 0.85, 0.8, 0.75)]
+        difference, spread = abs(sum(slopes) / len(slopes) - analytic), max(slopes) - min(slopes)
+        return difference / size if difference > max(SINGLE * size, 5 * spread) else 0.0
 
 
 def entry(probe, tensor, position, tolerances):
-    """The line along one entry of a tensor."""
+    """The line along one entry of a tensor; a large entry takes larger steps."""
     flat = tensor.reshape(-1)
     value = float(flat[position])
+    size = abs(value) if 1 < abs(value) < math.inf else 1.0
 
     def move(t):
-        flat[position] = value + t
-    return Line(probe, move, tolerances)
+        flat[position] = value + t if t else value
+    return Line(probe, move, tolerances._replace(eps=tolerances.eps * size))
 
 
 def direction(probe, tensors, vectors, tolerances):
@@ -76,3 +153,18 @@ def direction(probe, tensors, vectors, tolerances):
         for tensor, value, vector in zip(tensors, values, vectors):
             tensor[...] = value + t * vector if t else value
     return Line(probe, move, tolerances)
+
+
+def compare(lines, analytic):
+    """A Verdict for each line of one tensor.
+
+    atol is for the rounding of the central differences. A tensor whose slopes are all near or below it would pass
+    whatever its gradient is; so atol is cut down to a part of the largest slope (and what rounding needs).
+    """
+    slopes = [line.central() for line in lines]
+    largest = max((abs(slope.value) for slope in slopes if math.isfinite(slope.value)), default=0.0)
+    for line in lines:
+        noise = ROUNDING * line.probe.size / line.tolerances.eps
+        atol = min(line.tolerances.atol, TINY * largest + 10 * noise)
+        line.tolerances = line.tolerances._replace(atol=atol)
+    return [line.judge(float(a), slope) for line, a, slope in zip(lines, analytic, slopes)]

@@ -11,14 +11,20 @@ from minigrad.tree import tree_leaves, tree_map
 
 CONSTANTS = ("mask", "memory_mask", "rng", "target", "targets")     # arguments that have no gradient
 JITTER = 0.1
+NUDGE = 1e-3                       # a hundred times eps
 
 
 class ContractError(Exception):
-    """backward's answer does not have the structure that the contract asks for."""
+    """What forward or backward returned does not have the structure that the contract asks for."""
 
 
 def is_float_array(leaf):
     return hasattr(leaf, "dtype") and hasattr(leaf, "shape") and leaf.dtype.kind == "f"
+
+
+def host(array):
+    """The array, or a NumPy scalar as a 0-d array, on the host."""
+    return np.asarray(array) if isinstance(array, np.generic) else asnumpy(array)
 
 
 class Probe:
@@ -26,28 +32,31 @@ class Probe:
 
     tensors     {name: array} of everything that has a gradient: inputs by argument name, parameters by dotted name
     dout        the random upstream gradient: the checked scalar is L = sum <dout, outputs>
+    flat_dout   the same as one vector on the host; `size` is the norm of <dout, outputs>
     """
 
     def __init__(self, layer, inputs, keywords, seed):
         self.layer, self.random = layer, np.random.default_rng(seed)
         self.signature = inspect.signature(layer.forward)
+        self.cache_first = next(iter(inspect.signature(layer.backward).parameters), None) == "cache"      # a loss
         bound = self.signature.bind(*inputs, **keywords)
         bound.apply_defaults()
         self.rng = bound.arguments.get("rng")
         self.arguments = {name: value if name == "rng" else tree_map(_to_float64, value)
                           for name, value in bound.arguments.items()}
-        self.parameters = dict(layer.named_parameters()) if isinstance(layer, Layer) else {}
+        self.inputs = {name: leaf for argument in self.slots(required=True)
+                       for name, leaf in tree_leaves(self.arguments[argument], argument) if is_float_array(leaf)}
+        self.parameters = dict(_parameters_of(layer))
         self.dout = None
 
     def __enter__(self):
         """Convert the parameters to float64 and move them off special values (a gain of 1, a bias of 0 hide faults)."""
         self.kept = {name: (p.value, p.grad) for name, p in self.parameters.items()}
         for p in self.parameters.values():
-            noise = array_module(p.value).asarray(self.random.standard_normal(p.value.shape))
-            p.value = p.value.astype("float64") + JITTER * noise
-            p.grad = array_module(p.value).zeros_like(p.value)
-        self.inputs = {name: leaf for argument in self.slots(required=True)
-                       for name, leaf in tree_leaves(self.arguments[argument], argument) if is_float_array(leaf)}
+            xp = array_module(p.value)
+            value = xp.array(p.value, dtype="float64", order="C")
+            value += JITTER * xp.asarray(self.random.standard_normal(value.shape))
+            p.value, p.grad = value, xp.zeros_like(value)
         return self
 
     def __exit__(self, *error):
@@ -64,31 +73,51 @@ class Probe:
         with_arrays = [n for n in names if any(is_float_array(leaf) for _, leaf in tree_leaves(self.arguments[n]))]
         return with_arrays if required else [n for n in names if n in with_arrays or self.arguments[n] is None]
 
+    def nudge(self):
+        """Move every tensor a little, off the kinks."""
+        for tensor in self.tensors.values():
+            tensor += NUDGE * array_module(tensor).asarray(self.random.standard_normal(tensor.shape))
+
     # ---- the layer's answers -----------------------------------------------------------------------------
 
-    def forward(self):
-        """(output tree, cache), every call with an equally seeded generator."""
-        arguments = dict(self.arguments)
+    def forward(self, other=False):
+        """(output tree, cache), every call with an equally seeded generator; `other`: with other inputs and seed."""
+        arguments = {name: tree_map(_another, value) for name, value in self.arguments.items() if name != "rng"} \
+            if other else dict(self.arguments)
         if self.rng is not None:
             fresh = isinstance(self.rng, int | np.integer)
             arguments["rng"] = np.random.default_rng(self.rng) if fresh else copy.deepcopy(self.rng)
+            if other:
+                arguments["rng"].random()
         bound = self.signature.bind_partial()
-        bound.arguments.update(arguments)
-        return self.layer.forward(*bound.args, **bound.kwargs)
+        bound.arguments.update((name, arguments[name]) for name in self.arguments if name in arguments)
+        answer = self.layer.forward(*bound.args, **bound.kwargs)
+        if not isinstance(answer, tuple | list) or len(answer) != 2:
+            raise ContractError(f"forward returned {_kind(answer)}; expected the pair (y, cache)")
+        return tree_map(lambda leaf: np.asarray(leaf) if isinstance(leaf, np.generic) else leaf, answer[0]), answer[1]
 
     def outputs(self):
-        """The floating-point outputs, flat, on the host."""
-        return [asnumpy(leaf).flatten() for _, leaf in tree_leaves(self.forward()[0]) if is_float_array(leaf)]
+        """The floating-point outputs, as one vector on the host, of its own memory."""
+        leaves = [asnumpy(leaf).ravel() for _, leaf in tree_leaves(self.forward()[0]) if is_float_array(leaf)]
+        return np.concatenate(leaves)
 
     def draw_upstream(self, out):
         """A random gradient for every floating-point output; None for the others."""
         self.dout = tree_map(lambda leaf: _normal_like(self.random, leaf) if is_float_array(leaf) else None, out)
-        self.flat_dout = [asnumpy(leaf).ravel() for _, leaf in tree_leaves(self.dout)]
+        leaves = [asnumpy(leaf).ravel() for _, leaf in tree_leaves(self.dout)]
+        if not sum(leaf.size for leaf in leaves):
+            raise ContractError("forward returns no floating-point output")
+        self.flat_dout = np.concatenate(leaves)
+        with np.errstate(invalid="ignore", over="ignore"):
+            self.size = float(np.linalg.norm(self.flat_dout * self.outputs()))
+
+    def call_backward(self, cache, dout):
+        return self.layer.backward(cache, dout) if self.cache_first else self.layer.backward(dout, cache)
 
     def backward(self, cache, dout=None):
         """{name: gradient} from zeroed gradients. Raises ContractError for a wrong structure or shape."""
         self.zero_grad()
-        return self.collect(self.layer.backward(self.dout if dout is None else dout, cache))
+        return self.collect(self.call_backward(cache, self.dout if dout is None else dout))
 
     def zero_grad(self):
         for p in self.parameters.values():
@@ -102,15 +131,17 @@ class Probe:
             gradient = gradients.get(name)
             if gradient is None:
                 raise ContractError(f"backward returned no gradient for {name}")
+            if not hasattr(gradient, "dtype"):
+                raise ContractError(f"the gradient of {name} is {_kind(gradient)}; expected an array")
             if gradient.shape != tensor.shape:
                 raise ContractError(f"the gradient of {name} has shape {gradient.shape}; expected {tensor.shape}")
-        return {name: gradients[name].copy() for name in self.tensors}
+        return {name: array_module(tensor).array(gradients[name]) for name, tensor in self.tensors.items()}
 
     def _input_gradients(self, returned):
         required, slots = self.slots(required=True), self.slots()
         if not required and returned is None:
             return {}
-        grads = tuple(returned) if isinstance(returned, tuple | list) and not hasattr(returned, "dtype") else (returned,)
+        grads = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
         names = slots if len(grads) == len(slots) else required
         if len(grads) != len(names):
             raise ContractError(f"backward returned {len(grads)} gradients; expected one for each of "
@@ -122,11 +153,31 @@ class Probe:
         return found
 
 
+def _parameters_of(layer):
+    """(name, Parameter) of a layer, or of any other object that holds Parameters as a layer does."""
+    if not isinstance(layer, Layer):
+        held, layer = vars(layer) if hasattr(layer, "__dict__") else {}, Layer()
+        vars(layer).update(held)
+    return layer.named_parameters()
+
+
 def _to_float64(leaf):
     if not is_float_array(leaf):
         return leaf.copy() if hasattr(leaf, "dtype") else leaf
     return array_module(leaf).array(leaf, dtype="float64", order="C")
 
 
+def _another(leaf):
+    """An array of the same kind and shape with other values in it, integers still in their range."""
+    if not hasattr(leaf, "dtype"):
+        return leaf
+    return leaf + 0.5 if is_float_array(leaf) else array_module(leaf).flip(leaf).copy()
+
+
 def _normal_like(random, leaf):
     return array_module(leaf).asarray(random.standard_normal(leaf.shape)).astype(leaf.dtype)
+
+
+def _kind(answer):
+    size = f" of {len(answer)}" if isinstance(answer, tuple | list) else ""
+    return f"a {type(answer).__name__}{size}"

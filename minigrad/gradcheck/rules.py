@@ -2,97 +2,178 @@
 
 import numpy as np
 
-from minigrad.backend import asnumpy
-from minigrad.gradcheck.probe import is_float_array
+from minigrad.gradcheck.probe import ContractError, host, is_float_array
+from minigrad.layer import Layer
+from minigrad.parameter import Parameter
 from minigrad.tree import tree_leaves, tree_map
 
-SAME = 1e-12                       # relative: room for a device whose sums are not repeatable to the last bit
+SAME = 1e-11                       # of the largest gradient: room for sums in another order
+FACTOR = -3000.0                   # of dy: no power of two, so that single precision shows; large, so that clipping does
 
+
+# ---- what a call may have written ------------------------------------------------------------------------
 
 def snapshot(tree):
     """{path: host copy} of every array in a tree; objects that are not arrays are left out."""
-    return {name: asnumpy(leaf).copy() for name, leaf in tree_leaves(tree) if hasattr(leaf, "dtype")}
+    return {name: host(leaf).copy() for name, leaf in tree_leaves(tree) if hasattr(leaf, "dtype")}
 
 
 def changed(before, after):
-    """The first path at which two snapshots differ, or None."""
-    for name, array in before.items():
-        if name not in after or not np.array_equal(array, after[name], equal_nan=array.dtype.kind == "f"):
-            return name
-    return None
+    """The paths at which two snapshots differ."""
+    return [name for name, array in before.items() if name not in after
+            or not np.array_equal(array, after[name], equal_nan=array.dtype.kind == "f")]
 
+
+def attributes(owner, path="", seen=()):
+    """Yield (dotted path, value, copy of an array or None) of all that a layer holds beside its Parameters."""
+    if isinstance(owner, Parameter) or id(owner) in seen:
+        return
+    if isinstance(owner, dict | list | tuple | Layer) or not path:
+        items = enumerate(owner) if isinstance(owner, list | tuple) else dict(
+            owner if isinstance(owner, dict) else vars(owner)).items()
+        for key, value in items:
+            yield from attributes(value, f"{path}.{key}" if path else str(key), (*seen, id(owner)))
+    else:
+        yield path, owner, host(owner).copy() if hasattr(owner, "dtype") else None
+
+
+class Watch:
+    """Remembers, and tells with `written()`, what has been written of a probe's arguments, layer and given trees."""
+
+    def __init__(self, probe, **trees):
+        self.probe, self.trees = probe, trees
+        self.arrays, self.held = self._arrays(), self._held()
+
+    def _arrays(self):
+        p = self.probe
+        named = {f"the parameter {name}": parameter.value for name, parameter in p.parameters.items()}
+        named.update({f"its input {argument}": value for argument, value in p.arguments.items() if argument != "rng"})
+        return snapshot({**named, **self.trees})
+
+    def _held(self):
+        return {path: (value, kept) for path, value, kept in attributes(self.probe.layer)}
+
+    def written(self):
+        yield from changed(self.arrays, self._arrays())
+        now = self._held()
+        for path in {**self.held, **now}:
+            (value, kept), (new, new_kept) = self.held.get(path, (None, None)), now.get(path, (None, None))
+            equal = value is new or (isinstance(value, int | float | str) and type(value) is type(new) and value == new)
+            if not equal or (kept is not None and changed({"": kept}, {"": new_kept})):
+                yield f"the layer's attribute {path}"
+
+
+# ---- forward ---------------------------------------------------------------------------------------------
 
 def check_forward(probe):
-    """Purity: nothing edited, the same answer twice, double precision kept. Returns out, cache, problems."""
-    problems = []
-    before = snapshot([probe.arguments, probe.tensors])
+    """Purity: nothing written, the same answer twice, double precision kept. Returns out, cache, problems."""
+    watch = Watch(probe)
     out, cache = probe.forward()
-    if changed(before, snapshot([probe.arguments, probe.tensors])):
-        name = changed(before, snapshot([probe.arguments, probe.tensors])).partition(".")[2]
-        problems.append(f"forward edits its input or parameter {name}")
+    problems = [f"forward edits {what}; it must write neither its inputs nor the layer" for what in watch.written()]
     first = snapshot(out)
     if changed(first, snapshot(probe.forward()[0])):
         problems.append("forward is not repeatable: two calls with the same inputs and equally seeded rng differ")
-    for name, leaf in tree_leaves(out, "output"):
-        if is_float_array(leaf) and leaf.dtype != np.float64:
+    for name, leaf in [*tree_leaves(out, "output"), *tree_leaves(cache, "cache")]:
+        if is_float_array(leaf) and leaf.dtype.itemsize < 8:
             problems.append(f"{name} is {leaf.dtype} for float64 inputs and parameters: lower precision inside")
     return out, cache, problems
 
 
+# ---- backward --------------------------------------------------------------------------------------------
+
 def check_backward(probe, cache):
-    """dy and cache untouched, repeatable, adding, linear in dy, blind to later forwards. Returns gradients, problems."""
-    problems = []
-    before = snapshot([probe.dout, cache])
+    """Nothing written but gradients, those added in place; repeatable; linear in dy; blind to other uses.
+
+    Returns gradients, problems.
+    """
+    watch = Watch(probe, **{"dy, the gradient handed to it": probe.dout, "its cache": cache})
+    arrays = {name: p.grad for name, p in probe.parameters.items()}
     gradients = probe.backward(cache)
-    after = changed(before, snapshot([probe.dout, cache]))
-    if after:
-        what = "dy, the gradient handed to it" if after.startswith("0.") or after == "0" else "its cache"
-        problems.append(f"backward edits {what}")
+    problems = [f"backward edits {what}; it must write nothing but the parameters' gradients"
+                for what in watch.written()]
+    for name, array in arrays.items():
+        if probe.parameters[name].grad is not array:
+            problems.append(f"the gradient array of {name} is replaced by another one; expected += into the same array")
     for name, gradient in gradients.items():
         if gradient.dtype != np.float64:
             problems.append(f"the gradient of {name} is {gradient.dtype} for float64 inputs: lower precision inside")
-    problems += _twice(probe, cache, gradients)
-    problems += _zero(probe, cache)
-    problems += _two_uses(probe, gradients)
+    rules = [_twice, _zero, _linear, _two_uses] + ([_none_is_zero] if getattr(probe.layer, "recurrent", False) else [])
+    for rule in rules:
+        problems += rule(probe, cache, gradients)
     return gradients, problems
 
 
-def _differs(a, b, scale=1.0):
-    a, b = asnumpy(a) * scale, asnumpy(b)
-    return not np.allclose(a, b, rtol=SAME, atol=SAME * max(1.0, np.abs(b).max(initial=0.0)), equal_nan=True)
+def _differ(expected, got, factor=1.0):
+    """The names whose gradients differ from `factor` times the expected ones."""
+    expected = {name: host(gradient) * factor for name, gradient in expected.items()}
+    sizes = [np.abs(a[np.isfinite(a)]).max(initial=0.0) for a in expected.values()]
+    room = SAME * max(sizes, default=0.0)
+    return [name for name, a in expected.items() if not np.allclose(a, host(got[name]), rtol=0, atol=room, equal_nan=True)]
 
 
 def _twice(probe, cache, gradients):
-    returned = probe.layer.backward(probe.dout, cache)               # without zeroing: parameters must double
-    for name, again in probe.collect(returned).items():
-        if name in probe.parameters and _differs(gradients[name], again, 2.0):
-            yield f"the gradient of {name} does not double when backward runs twice: assigned (=), not added (+=)?"
-        elif name not in probe.parameters and _differs(gradients[name], again):
+    returned = probe.call_backward(cache, probe.dout)                # without zeroing: parameters must double
+    again = probe.collect(returned)
+    for name in _differ(gradients, again):
+        if name in probe.inputs:
             yield f"the gradient of {name} differs when backward runs twice on one cache"
+    for name in _differ(gradients, again, 2.0):
+        if name in probe.parameters:
+            yield f"the gradient of {name} does not double when backward runs twice: assigned (=), not added (+=)?"
 
 
-def _zero(probe, cache):
-    for name, gradient in probe.backward(cache, tree_map(lambda leaf: leaf * 0, probe.dout)).items():
-        if asnumpy(gradient).any():
+def _zero(probe, cache, gradients):
+    for name, gradient in probe.backward(cache, _times(0.0, probe.dout)).items():
+        if host(gradient).any():
             yield f"a zero upstream gradient gives a non-zero gradient of {name}"
 
 
-def _two_uses(probe, gradients):
+def _linear(probe, cache, gradients):
+    for name in _differ(gradients, probe.backward(cache, _times(FACTOR, probe.dout)), FACTOR):
+        yield (f"the gradient of {name} is not linear in the upstream gradient: {FACTOR:g} dy does not give {FACTOR:g} "
+               "times as much (clipped, or rounded to lower precision?)")
+
+
+def _two_uses(probe, cache, gradients):
     """forward a, forward b, backward a: a's gradients must not have changed; and the same the other way round."""
-    _, cache = probe.forward()
-    kept = {name: tensor.copy() for name, tensor in probe.inputs.items()}
-    for tensor in probe.inputs.values():
-        tensor[...] = tensor + 0.5
-    _, other_cache = probe.forward()
-    for name, tensor in probe.inputs.items():
-        tensor[...] = kept[name]
-    yield from _same(probe, gradients, cache, "backward reads what a later forward left behind, not its own cache")
-    probe.backward(other_cache)
-    yield from _same(probe, gradients, cache, "backward depends on a backward that ran before it")
+    out, cache = probe.forward()
+    before = snapshot([out, cache])
+    _, other_cache = probe.forward(other=True)
+    if changed(before, snapshot([out, cache])):
+        yield "a later forward writes into what an earlier one returned"
+    for sentence in ("backward reads what a later forward left behind, not its own cache",
+                     "backward depends on a backward that ran before it"):
+        names = _differ(gradients, probe.backward(cache))
+        if names:
+            yield f"{sentence} (gradient of {', '.join(names)})"
+        probe.backward(other_cache)
 
 
-def _same(probe, gradients, cache, sentence):
-    for name, again in probe.backward(cache).items():
-        if _differs(gradients[name], again):
-            yield f"{sentence} (gradient of {name})"
-            return
+def _none_is_zero(probe, cache, gradients):
+    """A recurrent layer: backward returns a pair, and None in the upstream pair (dy, dstate) means zero."""
+    returned = probe.call_backward(cache, probe.dout)
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        yield "backward of a recurrent layer must return the pair (dx, dstate0), for state=None too"
+    dy, dstate = probe.dout
+    cases = [("dy", (None, dstate), (_times(0.0, dy), dstate)), ("dstate", (dy, None), (dy, _times(0.0, dstate)))]
+    for n, (name, leaf) in enumerate(tree_leaves(dstate, "dstate")):
+        cases.append((name, (dy, _replaced(dstate, n, None)), (dy, _replaced(dstate, n, leaf * 0))))
+    for name, with_none, with_zero in cases:
+        expected = probe.backward(cache, with_zero)
+        try:
+            wrong = _differ(expected, probe.backward(cache, with_none))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, ContractError) as error:
+            yield f"backward fails when {name} is None, which means zero ({type(error).__name__}: {error})"
+            continue
+        if wrong:
+            yield f"{name} = None must mean zero, but gives other gradients of {', '.join(wrong)}"
+
+
+def _times(factor, tree):
+    return tree_map(lambda leaf: np.asarray(factor * leaf) if leaf.ndim == 0 else factor * leaf, tree)
+
+
+def _replaced(tree, position, value):
+    """The tree with its leaf number `position` replaced."""
+    count = iter(range(len(list(tree_leaves(tree)))))
+    return tree_map(lambda leaf: value if next(count) == position else leaf, tree)

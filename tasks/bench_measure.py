@@ -1,0 +1,196 @@
+"""How tasks/bench.py measures: timing side by side, the floor, memory, and cost against size.
+
+Two sides timed in turn, call by call, disturb each other: the idle BLAS threads of one spin while the other computes.
+So each side runs in blocks with a pause before, the blocks of all sides take turns, and a side's figure is its minimum.
+"""
+
+import math
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minigrad import backend
+from minigrad.backend import empty
+from minigrad.layers import LSTM, RRALSTM
+from minigrad.layers.lstm_loop import as_blocks
+from minigrad.tree import tree_leaves
+
+BLOCKS = 5
+UNSTEADY = 2.0                     # median / minimum above which nothing is judged
+STRAIGHT = 0.2                     # the farthest a point may lie from the straight line, relative
+
+
+class Side(NamedTuple):
+    """Something to be timed."""
+
+    layer: str              # RRALSTM or LSTM
+    name: str               # minigrad, PyTorch eager, ...
+    way: str                # which of several ways to write it; "" where there is one
+    call: Callable          # one forward + backward
+    result: Callable        # the same: {"y": ..., "dx": ..., "dW": ...} in minigrad's layout
+    threads: tuple          # the thread counts to try, or a word where the side cannot be told
+    limit: Callable         # limit(threads): a context in which the side has that many
+
+
+class Timing(NamedTuple):
+    """A side at its best thread count."""
+
+    ms: float               # minimum
+    median_ms: float
+    threads: Any
+
+    @property
+    def steady(self):
+        return self.median_ms <= UNSTEADY * self.ms
+
+
+def measure(sides, repeats, pause):
+    """[Timing], one a side: at least `repeats` calls at each of its thread counts."""
+    runs = [(n, threads) for n, side in enumerate(sides) for threads in side.threads]
+    seconds = {run: [] for run in runs}
+    for _ in range(min(BLOCKS, repeats)):
+        for n, threads in runs:
+            time.sleep(pause)
+            with sides[n].limit(threads):
+                sides[n].call()                                              # not timed: it wakes caches and threads
+                for _ in range(math.ceil(repeats / min(BLOCKS, repeats))):
+                    start = time.perf_counter()
+                    sides[n].call()
+                    seconds[n, threads].append(time.perf_counter() - start)
+    timings = {run: Timing(1e3 * min(s), 1e3 * statistics.median(s), run[1]) for run, s in seconds.items()}
+    return [min(timings[n, threads] for threads in side.threads) for n, side in enumerate(sides)]
+
+
+# ---- minigrad's side -------------------------------------------------------------------------------------
+
+def blas_threads(counts):
+    """(thread counts to try, limit, note): NumPy's BLAS is told by threadpoolctl; without it, it stays as it is."""
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        return ("as set",), lambda threads: nullcontext(), (
+            "threadpoolctl cannot be imported: minigrad and the floor are measured at the BLAS thread count as it is")
+    return counts, lambda threads: threadpool_limits(threads, user_api="blas"), None
+
+
+def upstream_and_input(B, S, d, h):
+    """x (B, S, d) and dy (B, S, h), float32, the same for every side."""
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((B, S, d), "float32"), rng.standard_normal((B, S, h), "float32")
+
+
+def make_layer(name, d, h, K):
+    rng = np.random.default_rng(1)
+    return LSTM(d, h, rng=rng, dtype="float32") if name == "LSTM" else RRALSTM(d, h, K, rng=rng, dtype="float32")
+
+
+def our_side(layer, x, dy, threads, limit):
+    """minigrad's forward + backward."""
+    def call():
+        (y, _), cache = layer.forward(x)
+        dx, _ = layer.backward((dy, None), cache)
+        return y, dx
+
+    def result():
+        layer.zero_grad()
+        y, dx = call()
+        gradients = {f"d{name}": parameter.grad.copy() for name, parameter in layer.named_parameters()}
+        return {"y": y, "dx": dx, **gradients}
+
+    return Side(type(layer).__name__, "minigrad", "", call, result, threads, limit)
+
+
+# ---- the floor -------------------------------------------------------------------------------------------
+
+def floor_products(B, S, d, h):
+    """{name: function}: the matrix products of lstm_loop.py, alone, in its shapes and layouts."""
+    rng = np.random.default_rng(2)
+
+    def filled(*shape):
+        array = empty(shape, np.dtype("float32"))
+        array[...] = rng.standard_normal(shape, "float32") / math.sqrt(h)
+        return array
+
+    x1, hs, gates, dz = filled(S * B, d + 1), filled(S, B, h), filled(4, S * B, h), filled(4, S, B, h)
+    W, inputs, z = filled(d, 4 * h), filled(S * B, h + d + 1), filled(4, B, h)
+    U, W1 = as_blocks(filled(h, 4 * h), h), as_blocks(filled(d + 1, 4 * h), d + 1)
+    flat_dz = dz.reshape(4, S * B, h)
+
+    def steps():
+        for t in range(S):
+            np.matmul(hs[t], U, out=z)
+
+    def backward_steps():
+        for t in range(S):
+            np.matmul(dz[:, t], U, out=z)
+
+    return {"step": steps, "backward step": backward_steps,
+            "input": lambda: np.matmul(x1, W1, out=gates),
+            "weight gradients": lambda: np.matmul(inputs.T, flat_dz),
+            "dx": lambda: [flat_dz[gate] @ W[:, gate * h:(gate + 1) * h].T for gate in range(4)]}
+
+
+def measure_floor(B, S, d, h, threads, limit, repeats, pause):
+    """({product: Timing}, their sum as a Timing): each product at its best thread count."""
+    products = floor_products(B, S, d, h)
+    sides = [Side("", "floor", name, call, call, threads, limit) for name, call in products.items()]
+    timings = dict(zip(products, measure(sides, repeats, pause)))
+    total = Timing(sum(t.ms for t in timings.values()), sum(t.median_ms for t in timings.values()), "best")
+    return timings, total
+
+
+# ---- memory ----------------------------------------------------------------------------------------------
+
+def bytes_per_step(layer, x, dy):
+    """(cache, peak): bytes a step, sample and hidden unit; the arrays of the cache, and the peak of one training step.
+
+    The pool of dead arrays is emptied first: tracemalloc sees no memory that was there before.
+    """
+    units = dy.size
+    backend._idle.clear()
+    backend._idle_bytes[0] = 0
+    tracemalloc.start()
+    try:
+        _, cache = layer.forward(x)
+        layer.backward((dy, None), cache)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    arrays = {id(leaf): leaf.nbytes for _, leaf in tree_leaves(cache)}
+    return sum(arrays.values()) / units, peak / units
+
+
+# ---- cost against size -----------------------------------------------------------------------------------
+
+def measure_cost(axis, values, sizes, threads, limit, repeats, pause):
+    """RRALSTM's cost over one of S, B, K, the other sizes as given: {"rows": [...], and how straight it is}."""
+    rows, sides = [], []
+    for value in values:
+        size = {**sizes, axis: value}
+        x, dy = upstream_and_input(size["B"], size["S"], size["d"], size["h"])
+        layer = make_layer("RRALSTM", size["d"], size["h"], size["K"])
+        cache_bytes, peak_bytes = bytes_per_step(layer, x, dy)
+        rows.append({axis: value, "steps": size["S"], "cache_bytes": cache_bytes, "peak_bytes": peak_bytes})
+        sides.append(our_side(layer, x, dy, threads[:1], limit))
+    for row, timing in zip(rows, measure(sides, repeats, pause)):
+        row.update(ms=timing.ms, us_per_step=1e3 * timing.ms / row.pop("steps"))
+    fixed = {name: size for name, size in sizes.items() if name != axis}
+    return {"axis": axis, "fixed": fixed, "rows": rows, **straightness(values, [row["ms"] for row in rows])}
+
+
+def straightness(values, ms):
+    """How well ms = start + slope * value holds: the line, its farthest point (relative), and whether that is linear.
+
+    The line is fitted to relative distances, so that the smallest sizes count as much as the largest.
+    """
+    ms = np.asarray(ms, dtype=float)
+    line = np.stack([np.ones(len(ms)), np.asarray(values, dtype=float)], axis=1)
+    fit = np.linalg.lstsq(line / ms[:, None], np.ones(len(ms)), rcond=None)[0]
+    farthest = float(abs(line @ fit / ms - 1).max())
+    return {"start_ms": float(fit[0]), "slope_ms": float(fit[1]), "farthest": farthest,
+            "linear": farthest <= STRAIGHT}

@@ -1,0 +1,344 @@
+"""Optimizers: against PyTorch, and against a slow scalar version of each formula; identity, dtype, bad input."""
+
+import math
+
+import numpy as np
+import pytest
+
+from minigrad import Parameter, Sequential
+from minigrad.layers import Linear
+from minigrad.optim import SGD, Adadelta, Adam, AdamW, Momentum, RMSprop
+
+STEPS = 50
+SHAPES = [(3, 4), (5,), (), (2, 1, 3), (0,), (1,)]
+
+
+# ---- the formulas, one number at a time ------------------------------------------------------------------
+# Each is a coroutine of one scalar: it is sent (theta, g, lr) and yields the new theta.
+
+
+def sgd(weight_decay=0.0):
+    theta = None
+    while True:
+        theta, g, lr = yield theta
+        theta = theta - lr * (g + weight_decay * theta)
+
+
+def momentum(momentum=0.9, nesterov=False, weight_decay=0.0):
+    theta, v = None, 0.0
+    while True:
+        theta, g, lr = yield theta
+        g = g + weight_decay * theta
+        v = momentum * v + g
+        theta = theta - lr * (g + momentum * v if nesterov else v)
+
+
+def adadelta(rho=0.95, eps=1e-6, weight_decay=0.0):
+    theta, E_g2, E_d2 = None, 0.0, 0.0
+    while True:
+        theta, g, lr = yield theta
+        g = g + weight_decay * theta
+        E_g2 = rho * E_g2 + (1 - rho) * g**2
+        delta = -math.sqrt(E_d2 + eps) / math.sqrt(E_g2 + eps) * g
+        E_d2 = rho * E_d2 + (1 - rho) * delta**2
+        theta = theta + lr * delta
+
+
+def rmsprop(rho=0.9, eps=1e-8, momentum=0.0, centred=False, weight_decay=0.0):
+    theta, E_g2, E_g, v = None, 0.0, 0.0, 0.0
+    while True:
+        theta, g, lr = yield theta
+        g = g + weight_decay * theta
+        E_g2 = rho * E_g2 + (1 - rho) * g**2
+        E_g = rho * E_g + (1 - rho) * g
+        variance = E_g2 - E_g**2 if centred else E_g2
+        v = momentum * v + g / (math.sqrt(variance) + eps)
+        theta = theta - lr * v
+
+
+def adam(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=False):
+    theta, m, v, t = None, 0.0, 0.0, 0
+    while True:
+        theta, g, lr = yield theta
+        t += 1
+        if decoupled:
+            theta = theta - lr * weight_decay * theta
+        else:
+            g = g + weight_decay * theta
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g**2
+        theta = theta - lr * (m / (1 - betas[0] ** t)) / (math.sqrt(v / (1 - betas[1] ** t)) + eps)
+
+
+def adamw(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+    return adam(betas, eps, weight_decay, decoupled=True)
+
+
+# (ours, the scalar version, PyTorch's, lr, settings, settings by PyTorch's names)
+CASES = {
+    "SGD": (SGD, sgd, "SGD", 0.1, {}, {}),
+    "SGD, decay": (SGD, sgd, "SGD", 0.1, {"weight_decay": 0.3}, {}),
+    "Momentum": (Momentum, momentum, "SGD", 0.05, {"momentum": 0.9}, {}),
+    "Momentum, decay": (Momentum, momentum, "SGD", 0.05, {"momentum": 0.7, "weight_decay": 0.3}, {}),
+    "Momentum, none": (Momentum, momentum, "SGD", 0.05, {"momentum": 0.0}, {}),
+    "Nesterov": (Momentum, momentum, "SGD", 0.05, {"momentum": 0.9, "nesterov": True}, {}),
+    "Nesterov, decay": (Momentum, momentum, "SGD", 0.05,
+                        {"momentum": 0.8, "nesterov": True, "weight_decay": 0.3}, {}),
+    "Adadelta": (Adadelta, adadelta, "Adadelta", 1.0, {"rho": 0.95, "eps": 1e-6}, {}),
+    "Adadelta, lr": (Adadelta, adadelta, "Adadelta", 0.5, {"rho": 0.95, "eps": 1e-6}, {}),
+    "Adadelta, decay": (Adadelta, adadelta, "Adadelta", 1.0, {"rho": 0.8, "eps": 1e-3, "weight_decay": 0.3}, {}),
+    "RMSprop": (RMSprop, rmsprop, "RMSprop", 0.01, {"rho": 0.9}, {"alpha": 0.9}),
+    "RMSprop, decay": (RMSprop, rmsprop, "RMSprop", 0.01, {"rho": 0.99, "eps": 1e-2, "weight_decay": 0.3},
+                       {"alpha": 0.99}),
+    "RMSprop, centred": (RMSprop, rmsprop, "RMSprop", 0.01, {"rho": 0.9, "centred": True},
+                         {"alpha": 0.9, "centered": True}),
+    "RMSprop, momentum": (RMSprop, rmsprop, "RMSprop", 0.01, {"rho": 0.9, "momentum": 0.8}, {"alpha": 0.9}),
+    "RMSprop, all": (RMSprop, rmsprop, "RMSprop", 0.01,
+                     {"rho": 0.95, "eps": 1e-4, "momentum": 0.9, "centred": True, "weight_decay": 0.1},
+                     {"alpha": 0.95, "centered": True}),
+    "Adam": (Adam, adam, "Adam", 0.01, {}, {}),
+    "Adam, decay": (Adam, adam, "Adam", 0.01, {"betas": (0.8, 0.98), "eps": 1e-4, "weight_decay": 0.3}, {}),
+    "AdamW": (AdamW, adamw, "AdamW", 0.01, {}, {}),
+    "AdamW, decay": (AdamW, adamw, "AdamW", 0.01, {"betas": (0.8, 0.98), "eps": 1e-4, "weight_decay": 0.3}, {}),
+    "AdamW, no decay": (AdamW, adamw, "AdamW", 0.01, {"weight_decay": 0.0}, {}),
+}
+ONE_OF_EACH = ["SGD", "Momentum", "Nesterov", "Adadelta", "RMSprop", "RMSprop, all", "Adam", "AdamW"]
+
+
+def parameters_and_gradients(dtype="float64"):
+    """Parameters of several shapes, and for each step a list of gradients, of quite different sizes."""
+    rng = np.random.default_rng(0)
+    parameters = [Parameter(np.asarray(rng.standard_normal(shape), dtype), f"p{n}") for n, shape in enumerate(SHAPES)]
+    gradients = [[np.asarray(rng.standard_normal(shape) * 10.0 ** rng.uniform(-3, 2), dtype) for shape in SHAPES]
+                 for _ in range(STEPS)]
+    gradients[7] = [np.zeros_like(g) for g in gradients[7]]
+    return parameters, gradients
+
+
+def lr_at(step, lr):
+    """Halved half-way: an lr may be changed between steps."""
+    return lr if step < STEPS // 2 else lr / 2
+
+
+def run(optimizer, gradients, lr):
+    """Take all steps; returns the parameters' values after each."""
+    history = []
+    for step, step_gradients in enumerate(gradients):
+        optimizer.lr = lr_at(step, lr)
+        for p, g in zip(optimizer.parameters, step_gradients):
+            p.grad[...] = g
+        optimizer.step()
+        history.append([p.value.copy() for p in optimizer.parameters])
+    return history
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_formula_one_number_at_a_time(name):
+    ours, scalar, _, lr, settings, _ = CASES[name]
+    parameters, gradients = parameters_and_gradients()
+    start = [p.value.copy() for p in parameters]
+    history = run(ours(parameters, lr=lr, **settings), gradients, lr)
+    for n, shape in enumerate(SHAPES):
+        for index in np.ndindex(shape):
+            cell, theta = scalar(**settings), float(start[n][index])
+            next(cell)
+            for step in range(STEPS):
+                theta = cell.send((theta, float(gradients[step][n][index]), lr_at(step, lr)))
+                assert history[step][n][index] == pytest.approx(theta, rel=1e-10, abs=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_pytorch(name):
+    torch = pytest.importorskip("torch")
+    ours, _, theirs, lr, settings, renamed = CASES[name]
+    parameters, gradients = parameters_and_gradients()
+    tensors = [torch.tensor(p.value, requires_grad=True) for p in parameters]
+    kept = {key: value for key, value in settings.items() if key not in ("rho", "centred") or key in ("rho",)
+            and theirs == "Adadelta"}
+    peer = getattr(torch.optim, theirs)(tensors, lr=lr, **kept, **renamed)
+    history = run(ours(parameters, lr=lr, **settings), gradients, lr)
+    for step in range(STEPS):
+        peer.param_groups[0]["lr"] = lr_at(step, lr)
+        for tensor, g in zip(tensors, gradients[step]):
+            tensor.grad = torch.tensor(g)
+        peer.step()
+        for tensor, value in zip(tensors, history[step]):
+            np.testing.assert_allclose(value, tensor.detach().numpy(), rtol=1e-10, atol=1e-10)
+
+
+def test_defaults_are_pytorchs_but_for_the_papers():
+    """Adadelta's rho is the paper's 0.95 (PyTorch 0.9), RMSprop's rho and lr are Hinton's (PyTorch 0.99, 0.01)."""
+    p = [Parameter(np.zeros(1))]
+    assert (Adadelta(p).lr, Adadelta(p).rho, Adadelta(p).eps) == (1.0, 0.95, 1e-6)
+    assert (RMSprop(p).lr, RMSprop(p).rho, RMSprop(p).eps) == (1e-3, 0.9, 1e-8)
+    assert (Adam(p).lr, Adam(p).betas, Adam(p).eps, Adam(p).weight_decay) == (1e-3, (0.9, 0.999), 1e-8, 0.0)
+    assert (AdamW(p).lr, AdamW(p).betas, AdamW(p).eps, AdamW(p).weight_decay) == (1e-3, (0.9, 0.999), 1e-8, 0.01)
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------
+
+
+def make(name, parameters):
+    ours, _, _, lr, settings, _ = CASES[name]
+    return ours(parameters, lr=lr, **settings)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_are_in_place_and_leave_gradients_alone(name):
+    parameters, gradients = parameters_and_gradients()
+    values, grads = [p.value for p in parameters], [p.grad for p in parameters]
+    optimizer = make(name, parameters)
+    accumulators = [array for arrays in optimizer.accumulators.values() for array in arrays]
+    run(optimizer, gradients[:3], optimizer.lr)
+    assert all(p.value is value and p.grad is grad for p, value, grad in zip(parameters, values, grads))
+    assert [id(a) for arrays in optimizer.accumulators.values() for a in arrays] == [id(a) for a in accumulators]
+    for p, g in zip(parameters, gradients[2]):
+        np.testing.assert_array_equal(p.grad, g)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scalar", [float, np.float64])
+def test_dtype_is_kept(name, dtype, scalar):
+    parameters, gradients = parameters_and_gradients(dtype)
+    optimizer = make(name, parameters)
+    run(optimizer, gradients[:3], scalar(0.01))
+    for p, *accumulators in zip(parameters, *optimizer.accumulators.values()):
+        assert {array.dtype for array in (p.value, p.grad, *accumulators)} == {np.dtype(dtype)}
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_float32_follows_float64(name):
+    histories = []
+    for dtype in ("float32", "float64"):
+        parameters, gradients = parameters_and_gradients(dtype)
+        histories.append(run(make(name, parameters), gradients, 0.01)[-1])
+    for single, double in zip(*histories):
+        np.testing.assert_allclose(single, double, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_zero_grad_fills_in_place(name):
+    parameters, _ = parameters_and_gradients()
+    optimizer = make(name, parameters)
+    grads, views = [p.grad for p in parameters], [p.grad.reshape(-1)[:1] for p in parameters]
+    for grad in grads:
+        grad += 2
+    optimizer.zero_grad()
+    assert all(p.grad is grad for p, grad in zip(parameters, grads))
+    assert not any(view.any() for view in views)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_a_shared_parameter_steps_once(name):
+    def moved(repeat):
+        shared, other = Parameter(np.ones(3), "shared"), Parameter(np.ones(2), "other")
+        optimizer = make(name, [shared, other, *[shared] * repeat])
+        assert optimizer.parameters == [shared, other]
+        for _ in range(3):
+            shared.grad[...] = [1.0, -2.0, 0.5]
+            optimizer.step()
+        return shared.value
+
+    np.testing.assert_array_equal(moved(0), moved(2))
+
+
+def test_a_tied_layer_steps_once():
+    cell = Linear(2, 2, rng=0)
+    assert len(SGD(Sequential(cell, cell).parameters()).parameters) == 2
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_a_continued_optimizer_needs_accumulators_and_steps_only(name):
+    parameters, gradients = parameters_and_gradients()
+    whole = run(make(name, parameters), gradients, 0.01)[-1]
+    parameters, gradients = parameters_and_gradients()
+    first = make(name, parameters)
+    run(first, gradients[:20], 0.01)
+    second = make(name, [Parameter(p.value.copy()) for p in parameters])
+    for slot, arrays in first.accumulators.items():
+        for mine, array in zip(second.accumulators[slot], arrays):
+            mine[...] = array
+    second.steps = first.steps
+    for step in range(20, STEPS):
+        second.lr = lr_at(step, 0.01)
+        for p, g in zip(second.parameters, gradients[step]):
+            p.grad[...] = g
+        second.step()
+    for p, value in zip(second.parameters, whole):
+        np.testing.assert_array_equal(p.value, value)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_lr_zero_and_a_zero_gradient_move_nothing(name):
+    p = Parameter(np.ones(3))
+    ours, _, _, lr, settings, _ = CASES[name]
+    p.grad[...] = 5
+    ours([p], lr=0, **settings).step()
+    np.testing.assert_array_equal(p.value, 1)
+    p.grad[...] = 0
+    optimizer = ours([p], lr=lr, **{**settings, "weight_decay": 0.0})
+    optimizer.step()
+    np.testing.assert_array_equal(p.value, 1)
+
+
+def test_centred_rmsprop_survives_a_constant_gradient():
+    """E[g^2] - E[g]^2 tends to 0 and by rounding below it."""
+    p = Parameter(np.ones(100, "float32"))
+    optimizer = RMSprop([p], lr=1e-6, centred=True)
+    gradient = np.random.default_rng(0).uniform(1, 2, 100).astype("float32")
+    for _ in range(400):
+        p.grad[...] = gradient
+        optimizer.step()
+    assert np.isfinite(p.value).all()
+
+
+def test_optimizers_minimise():
+    for name in ONE_OF_EACH:
+        p = Parameter(np.array([3.0, -2.0]))
+        optimizer = make(name, [p])
+        for _ in range(3000):
+            optimizer.zero_grad()
+            p.grad += p.value * [1.0, 10.0]
+            optimizer.step()
+        assert abs(p.value).max() < (2.5 if name == "Adadelta" else 0.1), name
+
+
+# ---- bad input -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [SGD, Momentum, Adadelta, RMSprop, Adam, AdamW])
+def test_parameters_are_required(make):
+    name, layer = make.__name__, Linear(2, 2)
+    generator = (p for p in layer.parameters())
+    assert len(make(generator).parameters) == 2
+    with pytest.raises(ValueError, match=f"{name}: got no parameters .a generator is empty once it has been walked"):
+        make(generator)
+    with pytest.raises(ValueError, match=f"{name}: got no parameters"):
+        make([])
+    with pytest.raises(TypeError, match=f"{name}: got a single Parameter; expected an iterable"):
+        make(layer.W)
+    with pytest.raises(TypeError, match=f"{name}: got a single Linear; expected an iterable"):
+        make(layer)
+    with pytest.raises(TypeError, match=f"{name}: got a tuple among the parameters"):
+        make(layer.named_parameters())
+    with pytest.raises(TypeError, match=f"{name}: got a ndarray among the parameters"):
+        make([layer.W, layer.W.value])
+
+
+BAD = {"lr": [-0.1, np.nan, np.inf, "0.1", None, True], "weight_decay": [-1, np.nan, np.inf],
+       "momentum": [-0.1, 1, 1.5, np.nan], "rho": [-0.1, 1, np.nan], "eps": [0, -1e-8, np.nan, np.inf],
+       "betas": [0.9, (0.9,), (0.9, 0.99, 0.999), None], "betas[0]": [(1.0, 0.9), (-0.1, 0.9), (np.nan, 0.9)],
+       "betas[1]": [(0.9, 1), (0.9, "x")]}
+TAKES = {SGD: [], Momentum: ["momentum"], Adadelta: ["rho", "eps"], RMSprop: ["rho", "eps", "momentum"],
+         Adam: ["betas", "betas[0]", "betas[1]", "eps"], AdamW: ["betas", "betas[0]", "betas[1]", "eps"]}
+
+
+@pytest.mark.parametrize(("make", "argument", "value"), [
+    (make, argument, value) for make, arguments in TAKES.items() for argument in ["lr", "weight_decay", *arguments]
+    for value in BAD[argument]])
+def test_bad_settings_are_named(make, argument, value):
+    with pytest.raises(ValueError) as error:
+        make([Parameter(np.zeros(1))], **{argument.partition("[")[0]: value})
+    assert str(error.value).startswith(f"{make.__name__}: {argument} is ")
+    assert "; expected a " in str(error.value)
