@@ -88,12 +88,10 @@ def measure_all(settings):
     threads, limit, note = bench_measure.blas_threads(THREADS)
     notes = [note] if note else []
     x, dy = bench_measure.upstream_and_input(B, S, D, h)
-    ours = [bench_measure.make_layer(name, D, h, K) for name in ("RRALSTM", "LSTM")]
-    memory = {type(layer).__name__: dict(zip(("cache_bytes", "peak_bytes"), bench_measure.bytes_per_step(layer, x, dy)))
-              for layer in ours}
-    ours = {type(layer).__name__: bench_measure.our_side(layer, x, dy, threads, limit) for layer in ours}
-    # The layers themselves are made anew for the peers: timing leaves sums in ours' gradients, not in their values.
-    peers, peer_notes = bench_peers.peers(*(bench_measure.make_layer(name, D, h, K) for name in ours), x, dy, THREADS)
+    layers = [bench_measure.make_layer(name, D, h, K) for name in ("RRALSTM", "LSTM")]
+    memory = {type(layer).__name__: bench_measure.bytes_per_step(layer, x, dy) for layer in layers}
+    ours = {type(layer).__name__: bench_measure.our_side(layer, x, dy, threads, limit) for layer in layers}
+    peers, peer_notes = bench_peers.peers(*layers, x, dy, THREADS)
     peers, differing = agreeing(ours, peers)
     sides = [*ours.values(), *peers]
     timings = bench_measure.measure(sides, settings["repeats"], settings["pause"])
@@ -113,8 +111,9 @@ def agreeing(ours, peers):
         if distance <= bench_peers.TOLERANCE:
             agree.append(side)
         else:
-            differing.append(f"{side.layer} by {side.name} ({side.way}) differs from minigrad: {name} by {distance:.1e} "
-                             f"of its largest entry, at most {bench_peers.TOLERANCE:.0e} expected; it is not measured")
+            differing.append(f"{side.layer} by {side.name} ({side.way}) differs from minigrad and is not measured: "
+                             f"{name} by {distance:.1e} of its largest entry; at most {bench_peers.TOLERANCE:.0e} "
+                             "expected")
     return agree, differing
 
 
@@ -170,10 +169,10 @@ def text_of(report):
     settings = report["settings"]
     lines = ["B={batch_size} S={length} d={d} h={hidden} K={window}, float32, forward + backward, best of at least "
              "{repeats} calls".format(d=D, **settings), *report["notes"], *report["differing"], "",
-             f"{'':10}{'':58}{'ms':>9}  {'threads':8}{'ratio':>6}{'at most':>9}{'aim':>6}  verdict"]
+             f"{'':60}{'ms':>9}  {'threads':8}{'ratio':>6}{'at most':>9}{'aim':>6}  verdict"]
     for row in report["table"]:
         name = row["side"] + (f" ({row['way']})" if row["way"] else "")
-        line = f"{row['layer']:10}{name:58}{row['ms']:9.2f}  {row['threads']!s:8}"
+        line = f"{row['layer']:10}{name:50}{row['ms']:9.2f}  {row['threads']!s:8}"
         if "ratio" in row:
             line += f"{row['ratio']:6.2f}{row['at_most']:9.2f}{row['aim'] or '':>6}  {row['verdict']}"
         lines.append(line.rstrip())

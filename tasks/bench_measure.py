@@ -147,13 +147,12 @@ def measure_floor(B, S, d, h, threads, limit, repeats, pause):
 # ---- memory ----------------------------------------------------------------------------------------------
 
 def bytes_per_step(layer, x, dy):
-    """(cache, peak): bytes a step, sample and hidden unit; the arrays of the cache, and the peak of one training step.
+    """Bytes a step, sample and hidden unit: the arrays of the cache, and the peak of one forward + backward.
 
     The pool of dead arrays is emptied first: tracemalloc sees no memory that was there before.
     """
     units = dy.size
     backend._idle.clear()
-    backend._idle_bytes[0] = 0
     tracemalloc.start()
     try:
         _, cache = layer.forward(x)
@@ -162,7 +161,7 @@ def bytes_per_step(layer, x, dy):
     finally:
         tracemalloc.stop()
     arrays = {id(leaf): leaf.nbytes for _, leaf in tree_leaves(cache)}
-    return sum(arrays.values()) / units, peak / units
+    return {"cache_bytes": sum(arrays.values()) / units, "peak_bytes": peak / units}
 
 
 # ---- cost against size -----------------------------------------------------------------------------------
@@ -174,8 +173,7 @@ def measure_cost(axis, values, sizes, threads, limit, repeats, pause):
         size = {**sizes, axis: value}
         x, dy = upstream_and_input(size["B"], size["S"], size["d"], size["h"])
         layer = make_layer("RRALSTM", size["d"], size["h"], size["K"])
-        cache_bytes, peak_bytes = bytes_per_step(layer, x, dy)
-        rows.append({axis: value, "steps": size["S"], "cache_bytes": cache_bytes, "peak_bytes": peak_bytes})
+        rows.append({axis: value, "steps": size["S"], **bytes_per_step(layer, x, dy)})
         sides.append(our_side(layer, x, dy, threads[:1], limit))
     for row, timing in zip(rows, measure(sides, repeats, pause)):
         row.update(ms=timing.ms, us_per_step=1e3 * timing.ms / row.pop("steps"))

@@ -74,34 +74,31 @@ def adamw(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
     return adam(betas, eps, weight_decay, decoupled=True)
 
 
-# (ours, the scalar version, PyTorch's, lr, settings, settings by PyTorch's names)
+# (ours, the scalar version, PyTorch's, lr, settings)
 CASES = {
-    "SGD": (SGD, sgd, "SGD", 0.1, {}, {}),
-    "SGD, decay": (SGD, sgd, "SGD", 0.1, {"weight_decay": 0.3}, {}),
-    "Momentum": (Momentum, momentum, "SGD", 0.05, {"momentum": 0.9}, {}),
-    "Momentum, decay": (Momentum, momentum, "SGD", 0.05, {"momentum": 0.7, "weight_decay": 0.3}, {}),
-    "Momentum, none": (Momentum, momentum, "SGD", 0.05, {"momentum": 0.0}, {}),
-    "Nesterov": (Momentum, momentum, "SGD", 0.05, {"momentum": 0.9, "nesterov": True}, {}),
-    "Nesterov, decay": (Momentum, momentum, "SGD", 0.05,
-                        {"momentum": 0.8, "nesterov": True, "weight_decay": 0.3}, {}),
-    "Adadelta": (Adadelta, adadelta, "Adadelta", 1.0, {"rho": 0.95, "eps": 1e-6}, {}),
-    "Adadelta, lr": (Adadelta, adadelta, "Adadelta", 0.5, {"rho": 0.95, "eps": 1e-6}, {}),
-    "Adadelta, decay": (Adadelta, adadelta, "Adadelta", 1.0, {"rho": 0.8, "eps": 1e-3, "weight_decay": 0.3}, {}),
-    "RMSprop": (RMSprop, rmsprop, "RMSprop", 0.01, {"rho": 0.9}, {"alpha": 0.9}),
-    "RMSprop, decay": (RMSprop, rmsprop, "RMSprop", 0.01, {"rho": 0.99, "eps": 1e-2, "weight_decay": 0.3},
-                       {"alpha": 0.99}),
-    "RMSprop, centred": (RMSprop, rmsprop, "RMSprop", 0.01, {"rho": 0.9, "centred": True},
-                         {"alpha": 0.9, "centered": True}),
-    "RMSprop, momentum": (RMSprop, rmsprop, "RMSprop", 0.01, {"rho": 0.9, "momentum": 0.8}, {"alpha": 0.9}),
+    "SGD": (SGD, sgd, "SGD", 0.1, {}),
+    "SGD, decay": (SGD, sgd, "SGD", 0.1, {"weight_decay": 0.3}),
+    "Momentum": (Momentum, momentum, "SGD", 0.05, {"momentum": 0.9}),
+    "Momentum, decay": (Momentum, momentum, "SGD", 0.05, {"momentum": 0.7, "weight_decay": 0.3}),
+    "Momentum, none": (Momentum, momentum, "SGD", 0.05, {"momentum": 0.0}),
+    "Nesterov": (Momentum, momentum, "SGD", 0.05, {"momentum": 0.9, "nesterov": True}),
+    "Nesterov, decay": (Momentum, momentum, "SGD", 0.05, {"momentum": 0.8, "nesterov": True, "weight_decay": 0.3}),
+    "Adadelta": (Adadelta, adadelta, "Adadelta", 1.0, {"rho": 0.95, "eps": 1e-6}),
+    "Adadelta, lr": (Adadelta, adadelta, "Adadelta", 0.5, {"rho": 0.95, "eps": 1e-6}),
+    "Adadelta, decay": (Adadelta, adadelta, "Adadelta", 1.0, {"rho": 0.8, "eps": 1e-3, "weight_decay": 0.3}),
+    "RMSprop": (RMSprop, rmsprop, "RMSprop", 0.01, {"rho": 0.9}),
+    "RMSprop, decay": (RMSprop, rmsprop, "RMSprop", 0.01, {"rho": 0.99, "eps": 1e-2, "weight_decay": 0.3}),
+    "RMSprop, centred": (RMSprop, rmsprop, "RMSprop", 0.01, {"rho": 0.9, "centred": True}),
+    "RMSprop, momentum": (RMSprop, rmsprop, "RMSprop", 0.01, {"rho": 0.9, "momentum": 0.8}),
     "RMSprop, all": (RMSprop, rmsprop, "RMSprop", 0.01,
-                     {"rho": 0.95, "eps": 1e-4, "momentum": 0.9, "centred": True, "weight_decay": 0.1},
-                     {"alpha": 0.95, "centered": True}),
-    "Adam": (Adam, adam, "Adam", 0.01, {}, {}),
-    "Adam, decay": (Adam, adam, "Adam", 0.01, {"betas": (0.8, 0.98), "eps": 1e-4, "weight_decay": 0.3}, {}),
-    "AdamW": (AdamW, adamw, "AdamW", 0.01, {}, {}),
-    "AdamW, decay": (AdamW, adamw, "AdamW", 0.01, {"betas": (0.8, 0.98), "eps": 1e-4, "weight_decay": 0.3}, {}),
-    "AdamW, no decay": (AdamW, adamw, "AdamW", 0.01, {"weight_decay": 0.0}, {}),
+                     {"rho": 0.95, "eps": 1e-4, "momentum": 0.9, "centred": True, "weight_decay": 0.1}),
+    "Adam": (Adam, adam, "Adam", 0.01, {}),
+    "Adam, decay": (Adam, adam, "Adam", 0.01, {"betas": (0.8, 0.98), "eps": 1e-4, "weight_decay": 0.3}),
+    "AdamW": (AdamW, adamw, "AdamW", 0.01, {}),
+    "AdamW, decay": (AdamW, adamw, "AdamW", 0.01, {"betas": (0.8, 0.98), "eps": 1e-4, "weight_decay": 0.3}),
+    "AdamW, no decay": (AdamW, adamw, "AdamW", 0.01, {"weight_decay": 0.0}),
 }
+TORCH_NAMES = {"RMSprop": {"rho": "alpha", "centred": "centered"}}
 ONE_OF_EACH = ["SGD", "Momentum", "Nesterov", "Adadelta", "RMSprop", "RMSprop, all", "Adam", "AdamW"]
 
 
@@ -134,7 +131,7 @@ def run(optimizer, gradients, lr):
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_formula_one_number_at_a_time(name):
-    ours, scalar, _, lr, settings, _ = CASES[name]
+    ours, scalar, _, lr, settings = CASES[name]
     parameters, gradients = parameters_and_gradients()
     start = [p.value.copy() for p in parameters]
     history = run(ours(parameters, lr=lr, **settings), gradients, lr)
@@ -150,12 +147,11 @@ def test_equals_the_formula_one_number_at_a_time(name):
 @pytest.mark.parametrize("name", CASES)
 def test_equals_pytorch(name):
     torch = pytest.importorskip("torch")
-    ours, _, theirs, lr, settings, renamed = CASES[name]
+    ours, _, theirs, lr, settings = CASES[name]
     parameters, gradients = parameters_and_gradients()
     tensors = [torch.tensor(p.value, requires_grad=True) for p in parameters]
-    kept = {key: value for key, value in settings.items() if key not in ("rho", "centred") or key in ("rho",)
-            and theirs == "Adadelta"}
-    peer = getattr(torch.optim, theirs)(tensors, lr=lr, **kept, **renamed)
+    names = TORCH_NAMES.get(theirs, {})
+    peer = getattr(torch.optim, theirs)(tensors, lr=lr, **{names.get(key, key): v for key, v in settings.items()})
     history = run(ours(parameters, lr=lr, **settings), gradients, lr)
     for step in range(STEPS):
         peer.param_groups[0]["lr"] = lr_at(step, lr)
@@ -179,7 +175,7 @@ def test_defaults_are_pytorchs_but_for_the_papers():
 
 
 def make(name, parameters):
-    ours, _, _, lr, settings, _ = CASES[name]
+    ours, _, _, lr, settings = CASES[name]
     return ours(parameters, lr=lr, **settings)
 
 
@@ -272,7 +268,7 @@ def test_a_continued_optimizer_needs_accumulators_and_steps_only(name):
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_lr_zero_and_a_zero_gradient_move_nothing(name):
     p = Parameter(np.ones(3))
-    ours, _, _, lr, settings, _ = CASES[name]
+    ours, _, _, lr, settings = CASES[name]
     p.grad[...] = 5
     ours([p], lr=0, **settings).step()
     np.testing.assert_array_equal(p.value, 1)

@@ -18,7 +18,7 @@ import numpy as np
 from minigrad.backend import array_module, asnumpy
 from minigrad.check import check_choice, check_number
 from minigrad.gradcheck import numeric
-from minigrad.gradcheck.probe import ContractError, Probe
+from minigrad.gradcheck.probe import NUDGE, ContractError, Probe
 from minigrad.gradcheck.report import Report, Row, relative_error
 from minigrad.gradcheck.rules import check_backward, check_forward
 
@@ -34,12 +34,15 @@ def gradcheck(layer, inputs, keywords=None, *, mode="full", eps=1e-5, rtol=1e-6,
     keywords    dict of further arguments: mask, state, ...; `rng` may be a seed or a Generator, and every call gets
                 an equally seeded one, so that a layer that draws random numbers can be checked
     mode        "full": every entry of every tensor; "direction": random directions through each tensor and through
-                all together, for whole models (a tensor that fails is searched for its worst entry)
-    eps, rtol, atol     entries agree when |a - n| <= atol + rtol max(|a|, |n|)
+                all together, for whole models (a tensor that fails is searched for a wrong entry)
+    eps         step of the differences (times |x| at an entry x larger than 1)
+    rtol, atol  entries agree when |a - n| <= atol + rtol max(|a|, |n|); atol counts at most 1 % of the tensor's largest
+                slope, so that a tensor of tiny gradients is compared too
     seed        of the upstream gradient, the noise and the directions
 
     Floating-point inputs are copied to float64; the layer's parameters are as before afterwards.
-    A kink (ReLU at 0) is named in `notes`, not called an error, if the analytic value is a subgradient there.
+    A kink (ReLU at 0) is named in `notes`, not called an error, if the analytic value is a subgradient there; the
+    check is then repeated, in directions, a little beside it.
     Raises ValueError for a wrong mode or tolerance, TypeError for inputs that do not fit forward.
     """
     check_choice("gradcheck", "mode", mode, ("full", "direction"))
@@ -48,101 +51,130 @@ def gradcheck(layer, inputs, keywords=None, *, mode="full", eps=1e-5, rtol=1e-6,
     check_number("gradcheck", "atol", atol, 0)
     if not isinstance(inputs, tuple | list):
         raise TypeError(f"gradcheck: inputs is a {type(inputs).__name__}; expected a tuple of arrays")
+    if not isinstance(keywords, dict | None):
+        raise TypeError(f"gradcheck: keywords is a {type(keywords).__name__}; expected a dict of forward's arguments")
     report = Report(type(layer).__name__ if not isinstance(layer, type) else layer.__name__, mode)
     with Probe(layer, inputs, keywords or {}, seed) as probe:
-        out, cache, problems = check_forward(probe)
-        report.problems += problems
-        probe.draw_upstream(out)
-        if not probe.flat_dout:
-            report.problems.append("forward returns no floating-point output")
-            return report
         try:
-            gradients, problems = check_backward(probe, cache)
+            gradients = _check_rules(report, probe)
         except ContractError as error:
             report.problems.append(str(error))
             return report
-        report.problems += problems
-        compare = _every_entry if mode == "full" else _directions
-        report.rows += compare(probe, gradients, (eps, rtol, atol))
-    report.notes += _notes(report.rows)
+        tolerances = numeric.Tolerances(eps, rtol, atol)
+        at_kink = (_every_entry if mode == "full" else _directions)(report, probe, gradients, tolerances)
+        if at_kink:
+            _beside_the_kinks(report, probe, tolerances)
     return report
 
 
-def _every_entry(probe, gradients, tolerances):
-    """A Row for each tensor, from all its entries."""
-    _, rtol, atol = tolerances
+def _check_rules(report, probe):
+    """The gradients that backward claims; what breaks the contract goes into the report."""
+    if not any(tensor.size for tensor in probe.tensors.values()):
+        raise ContractError("nothing to compare: no floating-point input and no parameter")
+    out, cache, problems = check_forward(probe)
+    report.problems += problems
+    probe.draw_upstream(out)
+    gradients, problems = check_backward(probe, cache)
+    report.problems += problems
+    return gradients
+
+
+def _every_entry(report, probe, gradients, tolerances):
+    """Add a Row for each tensor, from all its entries. Returns whether some lie at a kink."""
+    at_kink = False
     for name, tensor in probe.tensors.items():
-        analytic = asnumpy(gradients[name]).ravel()
-        judged = [numeric.entry(probe, tensor, n, tolerances).judge(float(a)) for n, a in enumerate(analytic)]
-        statuses, slopes = np.array([s for s, _ in judged], "U5"), np.array([n for _, n in judged], float)
-        bad, kinks = statuses == "wrong", statuses == "kink"
-        with np.errstate(invalid="ignore"):
-            errors = np.abs(analytic - slopes) / (atol + rtol * np.maximum(np.abs(analytic), np.abs(slopes)))
-        errors[~np.isfinite(errors)] = np.inf
-        if not errors.size:
+        if not tensor.size:
             continue
-        worst = int(np.argmax(np.where(kinks, -1.0, errors)))
-        shape = tensor.shape
-        yield Row(name, shape, "wrong" if bad.any() else "kink" if kinks.any() else "ok", int(bad.sum()),
-                  int(kinks.sum()), analytic.size, tuple(int(i) for i in np.unravel_index(worst, shape)),
-                  float(analytic[worst]), float(slopes[worst]),
-                  float(relative_error(analytic[worst:worst + 1], slopes[worst:worst + 1])[0]),
-                  errors.reshape(shape), bad.reshape(shape))
+        analytic = asnumpy(gradients[name]).ravel()
+        lines = [numeric.entry(probe, tensor, n, tolerances) for n in range(tensor.size)]
+        verdicts = numeric.compare(lines, analytic)
+        worst = numeric.worst(verdicts)
+        index = tuple(int(i) for i in np.unravel_index(worst, tensor.shape))
+        row = _row(name, tensor.shape, verdicts, index, float(analytic[worst]), verdicts[worst].numeric)
+        row.errors = np.array([np.nan if v.status == "kink" else v.error for v in verdicts]).reshape(tensor.shape)
+        row.bad = row.errors > 1
+        size = max(abs(v.numeric) for v in verdicts)
+        _add(report, row, numeric.rounded(lines, analytic, verdicts, [size] * len(lines)))
+        at_kink = at_kink or any(v.status == "kink" for v in verdicts)
+    return at_kink
 
 
-def _directions(probe, gradients, tolerances):
-    """A Row for each tensor, and one for all together, from random directions."""
+def _directions(report, probe, gradients, tolerances):
+    """Add a Row for each tensor, and one for all together, from random directions. Returns whether some meet a kink."""
     tensors = {name: tensor for name, tensor in probe.tensors.items() if tensor.size}
-    groups = {name: [name] for name in tensors}
-    groups["all together"] = list(tensors)
-    for title, names in groups.items():
-        arrays = [tensors[name] for name in names]
-        slopes = [_along(probe, arrays, [gradients[name] for name in names], tolerances) for _ in range(DIRECTIONS)]
-        wrong = [s for s in slopes if s[0] == "wrong"]
-        status, analytic, slope = max(slopes, key=lambda s: (s[0] == "wrong", abs(s[1] - s[2])))
-        index = "a direction"
-        if wrong and len(names) == 1:
-            index, analytic, slope = _worst_entry(probe, arrays[0], gradients[names[0]], tolerances)
-        kinks = sum(s[0] == "kink" for s in slopes)
-        yield Row(title, arrays[0].shape if len(names) == 1 else (sum(a.size for a in arrays),),
-                  "wrong" if wrong else "kink" if kinks else status, len(wrong), kinks, DIRECTIONS, index, analytic,
-                  slope, float(relative_error(np.array([analytic]), np.array([slope]))[0]))
+    at_kink = False
+    for title, names in {**{name: [name] for name in tensors}, "all together": list(tensors)}.items():
+        arrays, grads = [tensors[name] for name in names], [gradients[name] for name in names]
+        lines, analytic, sizes = zip(*[_random_line(probe, arrays, grads, tolerances) for _ in range(DIRECTIONS)])
+        verdicts = numeric.compare(lines, analytic)
+        worst = numeric.worst(verdicts)
+        found = "a direction", analytic[worst], verdicts[worst].numeric
+        if len(names) == 1 and verdicts[worst].error > 1:
+            found = _wrong_entry(probe, arrays[0], grads[0], tolerances) or found
+        shape = arrays[0].shape if len(names) == 1 else (sum(array.size for array in arrays),)
+        _add(report, _row(title, shape, verdicts, *found), numeric.rounded(lines, analytic, verdicts, sizes))
+        at_kink = at_kink or any(v.status == "kink" for v in verdicts)
+    return at_kink
 
 
-def _along(probe, tensors, gradients, tolerances):
-    """(status, analytic, numeric) along one random unit direction; no component is small, so none is overlooked."""
-    vectors = [probe.random.uniform(0.5, 1.0, t.shape) * probe.random.choice([-1.0, 1.0], t.shape) for t in tensors]
+def _row(name, shape, verdicts, index, analytic, slope):
+    wrong = sum(v.status == "wrong" for v in verdicts)
+    kinks = sum(v.status in ("kink", "beside") for v in verdicts)
+    error = relative_error(np.array([analytic]), np.array([slope]))
+    return Row(name, shape, "wrong" if wrong else "kink" if kinks else "ok", wrong, kinks, len(verdicts), index,
+               analytic, slope, float(error[0]))
+
+
+def _add(report, row, rounded):
+    report.rows.append(row)
+    if rounded:
+        report.problems.append(f"the gradient of {row.name} agrees only to {rounded:.0e} of its size, where double "
+                               "precision does better: single precision inside?")
+    if row.kinks:
+        report.notes.append(f"{row.name}: {row.kinks} of {row.checked} lie at a kink, where the slopes to the left and to "
+                            "the right differ and the analytic value is a subgradient, or nearer to one than eps")
+
+
+def _random_line(probe, tensors, gradients, tolerances):
+    """(line, analytic slope, its size) of a random unit direction; no component is small, so none is overlooked."""
+    vectors = [_signs(probe, tensor) for tensor in tensors]
     norm = np.sqrt(sum((v * v).sum() for v in vectors))
     vectors = [array_module(t).asarray(v / norm) for t, v in zip(tensors, vectors)]
-    analytic = sum(float((g * v).sum()) for g, v in zip(gradients, vectors))
-    status, slope = numeric.direction(probe, tensors, vectors, tolerances).judge(analytic)
-    return status, analytic, slope
+    terms = [g * v for g, v in zip(gradients, vectors)]
+    size = np.sqrt(sum(float((term * term).sum()) for term in terms))
+    return numeric.direction(probe, tensors, vectors, tolerances), sum(float(term.sum()) for term in terms), size
 
 
-def _worst_entry(probe, tensor, gradient, tolerances):
-    """Halve the tensor, each time keeping the half along which the slopes differ more, down to one entry."""
+def _signs(probe, tensor):
+    return probe.random.uniform(0.5, 1.0, tensor.shape) * probe.random.choice([-1.0, 1.0], tensor.shape)
+
+
+def _wrong_entry(probe, tensor, gradient, tolerances):
+    """Halve the tensor, each time keeping the half that is more wrong. (index, analytic, numeric) of the entry that is
+    left, or None if that one is not wrong by itself."""
+    direction, flat = _signs(probe, tensor).ravel(), gradient.reshape(-1)
+
+    def verdict(low, high):
+        vector = np.zeros(tensor.size)
+        vector[low:high] = direction[low:high] / np.linalg.norm(direction[low:high])
+        vector = array_module(tensor).asarray(vector.reshape(tensor.shape))
+        line = numeric.direction(probe, [tensor], [vector], tolerances)
+        return numeric.compare([line], [float((gradient * vector).sum())])[0]
+
     low, high = 0, tensor.size
-    signs = probe.random.choice([-1.0, 1.0], tensor.size)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = max([(low, middle), (middle, high)],
-                        key=lambda part: _difference(probe, tensor, gradient, signs, part, tolerances))
-    analytic = float(gradient.reshape(-1)[low])
-    slope = numeric.entry(probe, tensor, low, tolerances).central(tolerances[0])
-    return tuple(int(i) for i in np.unravel_index(low, tensor.shape)), analytic, slope
+        low, high = max([(low, middle), (middle, high)], key=lambda part: verdict(*part).error)
+    entry, = numeric.compare([numeric.entry(probe, tensor, low, tolerances)], [float(flat[low])])
+    index = tuple(int(i) for i in np.unravel_index(low, tensor.shape))
+    return (index, float(flat[low]), entry.numeric) if entry.status == "wrong" else None
 
 
-def _difference(probe, tensor, gradient, signs, part, tolerances):
-    vector = np.zeros(tensor.size)
-    vector[slice(*part)] = signs[slice(*part)]
-    vector = array_module(tensor).asarray(vector.reshape(tensor.shape))
-    slope = numeric.direction(probe, [tensor], [vector], tolerances).central(tolerances[0])
-    difference = abs(float((gradient * vector).sum()) - slope)
-    return difference if np.isfinite(difference) else np.inf
-
-
-def _notes(rows):
-    for row in rows:
-        if row.kinks:
-            yield (f"{row.name}: {row.kinks} of {row.checked} lie at or beside a kink (the slopes to the left and to "
-                   "the right differ); the analytic value is a subgradient there")
+def _beside_the_kinks(report, probe, tolerances):
+    """At a kink there is only a subgradient to hold a gradient to; beside it, the gradient itself."""
+    probe.nudge()
+    beside = Report(report.layer, "direction")
+    _directions(beside, probe, probe.backward(probe.forward()[1]), tolerances)
+    report.problems += [f"beside the kinks (everything moved by about {NUDGE:g}) the gradient of {row.name} is wrong, at "
+                        f"{row.index}: analytic {row.analytic:.9e}, numeric {row.numeric:.9e}"
+                        for row in beside.rows if row.status == "wrong"]

@@ -168,3 +168,16 @@ def compare(lines, analytic):
         atol = min(line.tolerances.atol, TINY * largest + 10 * noise)
         line.tolerances = line.tolerances._replace(atol=atol)
     return [line.judge(float(a), slope) for line, a, slope in zip(lines, analytic, slopes)]
+
+
+def worst(verdicts):
+    """The position of the largest error; kinks come last."""
+    return max(range(len(verdicts)), key=lambda n: (verdicts[n].status != "kink", verdicts[n].error))
+
+
+def rounded(lines, analytic, verdicts, sizes):
+    """How far, relatively, the lines' slopes differ beyond what double precision explains; 0 where they do not."""
+    differences = [abs(float(a) - v.numeric) / size if v.status == "ok" and size else 0.0
+                   for a, v, size in zip(analytic, verdicts, sizes)]
+    n = max(range(len(lines)), key=differences.__getitem__)
+    return lines[n].single_precision(float(analytic[n]), sizes[n]) if differences[n] > SINGLE else 0.0

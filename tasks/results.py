@@ -1,0 +1,120 @@
+"""Keep finished runs in docs/results/, and make the README's tables and figures from them.
+
+    python tasks/results.py keep runs/adding/... --as rra-K10-seed0     a run into docs/results/adding/: JSON and CSV
+    python tasks/results.py table docs/results/adding                   a Markdown table of what is kept there
+    python tasks/results.py figure docs/results/adding FILE.png NAME... the kept runs' test curves, those named
+
+What is kept of a run: its settings, what it ran on (command, commit, versions, processor, threads), its result, and the
+evaluations of its log. Checkpoints are not.
+"""
+
+from tasks.common import UsageError, read_config, run
+
+# isort: split
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from minigrad.checkpoint import CheckpointError
+from minigrad.runlog import RunLog, read_log
+from tasks.figures import draw_curves
+
+ROOT = Path(__file__).resolve().parent.parent
+HIDDEN_FLAGS = ("--out", "--quiet", "--threads")
+
+
+def keep(folder, name):
+    """Copy a finished run to docs/results/TASK/NAME.json and NAME.csv; returns the JSON's path."""
+    folder = Path(folder)
+    settings = read_config(folder)
+    try:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: no result.json: the run is not finished") from error
+    ran_on = json.loads((folder / "config.json").read_text(encoding="utf-8"))["ran_on"]
+    ran_on["command"] = short(ran_on["command"])
+    task = Path(shlex.split(ran_on["command"])[1]).stem
+    place = ROOT / "docs/results" / task
+    place.mkdir(parents=True, exist_ok=True)
+    kept = {"result": result, "ran_on": ran_on, "settings": settings}
+    (place / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    columns, rows = read_log(folder / "log.csv")
+    log = RunLog(place / f"{name}.csv")
+    log.start(columns)
+    for row in rows:
+        if row["test_mse"] is not None:
+            log.append(row)
+    return place / f"{name}.json"
+
+
+def short(command):
+    """The command as a reader would type it: from the project's root, without where it was written."""
+    words, kept, skip = shlex.split(command), [], False
+    for word in words:
+        flag = word.partition("=")[0]
+        if skip or flag in HIDDEN_FLAGS:
+            skip = not skip and flag in ("--out", "--threads") and "=" not in word
+            continue
+        kept.append(f"tasks/{Path(word).name}" if word.endswith(".py") else word)
+    return shlex.join(kept)
+
+
+def kept_runs(place, names=None):
+    """{name: kept JSON} in a docs/results folder, by name. Raises UsageError for a name that is not there."""
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(place).glob("*.json"))}
+    missing = [name for name in names or () if name not in found]
+    if missing or not found:
+        raise UsageError(f"{place} has no kept run {missing[0] if missing else ''}".rstrip())
+    return {name: found[name] for name in names or found}
+
+
+def table(place):
+    """A Markdown table of the kept runs."""
+    lines = ["| run | command | beats the baseline at | test MSE at the end | wall time |", "|---|---|---|---|---|"]
+    for name, kept in kept_runs(place).items():
+        result = kept["result"]
+        step = result["beats_baseline_at"]
+        beats = "not" if step is None else f"{step:,}" + ("" if result["beats_baseline_confirmed"] else " *")
+        lines.append(f"| {name} | `{kept['ran_on']['command']}` | {beats} | {result['test_mse']:.4f} at "
+                     f"{result['steps']:,} | {result['seconds'] / 60:.1f} min |")
+    return "\n".join(lines)
+
+
+def figure(place, path, names):
+    """The test curves of the kept runs."""
+    series = {}
+    for name, kept in kept_runs(place, names).items():
+        _, rows = read_log(Path(place) / f"{name}.csv")
+        series[name] = [(row["step"], row["test_mse"]) for row in rows if row["step"]]
+        baseline = kept["result"]["baseline"]
+        settings = kept["settings"]
+    how = "the paper's setting" if settings["paper"] else settings["optimizer"]
+    draw_curves(path, series, title=f"Adding problem, S = {settings['length']}, {how}", x_label="iteration",
+                y_label="test MSE", horizontal=(baseline, f"always 1: {baseline:.3f}"))
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(prog="python tasks/results.py", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("keep")
+    one.add_argument("folder")
+    one.add_argument("--as", dest="name", required=True)
+    commands.add_parser("table").add_argument("place")
+    picture = commands.add_parser("figure")
+    picture.add_argument("place")
+    picture.add_argument("path")
+    picture.add_argument("names", nargs="*")
+    given = parser.parse_args(argv)
+    if given.command == "keep":
+        print(keep(given.folder, given.name))
+    elif given.command == "table":
+        print(table(given.place))
+    else:
+        figure(given.place, given.path, given.names or None)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
