@@ -48,7 +48,7 @@ MODELS = ("rra", "lstm")
 DEFAULTS = {
     "length": 100, "window": 10, "offset": 2, "normalize": "sum", "hidden": 128, "layers": 1, "forget_bias": 1.0,
     "init": "orthogonal", "model": "rra", "compare": None, "paper": False, "train_size": 100_000,
-    "test_size": 10_000, "batch_size": 50, "optimizer": "adam", "lr": 2e-3, "clip_norm": 1.0, "target": 0.01,
+    "test_size": 10_000, "batch_size": 50, "optimizer": "adam", "lr": 2e-3, "eps": None, "clip_norm": 1.0, "target": 0.01,
     "eval_every": 200}
 # Stated in the paper: S, 128 units, batch 50, Adadelta, 100,000/10,000. Unstated: the rest, from the author's lineage
 # (shared defaults of the deeplearning.net tutorial: rho 0.95, eps 1e-6, no learning rate, zero biases, no clipping).
@@ -68,6 +68,7 @@ def parse(argv):
     own.add_argument("--hidden", type=whole(1), help="units (default 128)")
     own.add_argument("--layers", type=whole(1), help="recurrent layers (default 1)")
     own.add_argument("--forget-bias", type=number(), help="first value (default 1; --paper: 0)")
+    own.add_argument("--eps", type=number(0, open_low=True), help="the optimizer's eps (default: its own)")
     own.add_argument("--init", choices=list(GATE_BLOCKS), help="how W and U start (default orthogonal)")
     own.add_argument("--model", choices=MODELS, help="default rra")
     own.add_argument("--compare", metavar="A,B", help="train several models on the same data: rra,lstm")

@@ -127,12 +127,17 @@ def settings_of(given, defaults):
 
 
 def make_optimizer(settings, parameters):
-    """The optimizer that `settings` name, with its lr if one is given. Raises UsageError for an unknown one."""
+    """The optimizer that `settings` name, with its lr and eps if they are given.
+
+    Raises UsageError for an unknown one, and for an eps where the optimizer has none.
+    """
     name = settings["optimizer"]
     if name not in OPTIMIZERS:
         raise UsageError(f"--optimizer is {name!r}; expected one of {', '.join(OPTIMIZERS)}")
-    lr = {} if settings["lr"] is None else {"lr": settings["lr"]}
-    return OPTIMIZERS[name](parameters, **lr)
+    given = {key: settings[key] for key in ("lr", "eps") if settings.get(key) is not None}
+    if "eps" in given and name in ("sgd", "momentum"):
+        raise UsageError(f"--eps is {given['eps']}, but the optimizer {name} has no eps")
+    return OPTIMIZERS[name](parameters, **given)
 
 
 def clip_settings(settings):

@@ -79,16 +79,18 @@ class Line:
         Where rounding moves the smaller difference by more than is tolerated it could agree by chance: that is no
         evidence, and the difference stays an error.
         """
+        before, previous = first, 1.0
         for scale in CLOSER:
-            near = self.central(scale)
+            near, shrink = self.central(scale), (scale / previous)**2
             if not near.noise <= self.tolerances.atol + self.tolerances.rtol * abs(analytic):
                 return None
-            curved = near.value + (near.value - first.value) * scale**2 / (1 - scale**2)   # Richardson's extrapolation
+            curved = near.value + (near.value - before.value) * shrink / (1 - shrink)    # Richardson's extrapolation
             for status, slope in [("ok", curved), ("beside", near.value)]:
                 if self.tolerances.agree(analytic, slope):
                     return Verdict(status, slope, self.tolerances.error(analytic, slope))
-            if self.tolerances.agree(first.value, near.value):
+            if self.tolerances.agree(before.value, near.value):
                 return None                                      # a straight piece: nothing will change
+            before, previous = near, scale
         return None
 
     def at_kink(self, analytic):

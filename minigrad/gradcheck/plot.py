@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -16,8 +17,15 @@ def as_image(array):
     return array.reshape(-1, array.shape[-1]) if array.ndim > 1 else array.reshape(1, -1)
 
 
+def colours():
+    found = colormaps["RdYlBu_r"].copy()
+    found.set_bad("lightgrey")
+    return found
+
+
 def draw(report, path):
-    """One panel a tensor: colour is error / tolerance (blue agrees, red does not), a cross marks a wrong entry."""
+    """One panel a tensor: colour is error / tolerance (blue agrees, red does not, grey is a kink), a cross marks a
+    wrong entry."""
     columns = min(3, len(report.rows))
     rows = math.ceil(len(report.rows) / columns)
     figure = Figure(figsize=(4.2 * columns + 0.8, 2.6 * rows + 0.6), dpi=130, layout="constrained")
@@ -27,7 +35,7 @@ def draw(report, path):
         panel.set_visible(False)
     for panel, row in zip(panels.ravel(), report.rows):
         errors, bad = as_image(row.errors), as_image(row.bad)
-        image = panel.imshow(np.clip(errors, LOW, HIGH), norm=LogNorm(LOW, HIGH), cmap="RdYlBu_r", aspect="auto",
+        image = panel.imshow(np.clip(errors, LOW, HIGH), norm=LogNorm(LOW, HIGH), cmap=colours(), aspect="auto",
                              interpolation="nearest")
         down, across = np.nonzero(bad)
         if down.size <= 400:
@@ -35,6 +43,10 @@ def draw(report, path):
         panel.set_title(f"{row.name} {row.shape}: {row.wrong} of {row.checked} wrong", fontsize=9)
         panel.tick_params(labelsize=7)
         panel.locator_params(integer=True, nbins=6)
+        if errors.shape[0] == 1:
+            panel.set_yticks([])                                 # one row, or one column, has no axis to number
+        if errors.shape[1] == 1:
+            panel.set_xticks([])
     figure.colorbar(image, ax=panels, shrink=0.8, label="error / tolerance (above 1: wrong)")
     verdict = "every gradient agrees" if report.ok else "WRONG"
     figure.suptitle(f"gradcheck of {report.layer}: {verdict}", fontsize=11)

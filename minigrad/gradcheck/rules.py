@@ -8,7 +8,7 @@ from minigrad.parameter import Parameter
 from minigrad.tree import tree_leaves, tree_map
 
 SAME = 1e-11                       # of the largest gradient: room for sums in another order
-FACTOR = -3000.0                   # of dy: no power of two, so that single precision shows; large, so that clipping does
+FACTOR = -3000.0                   # of dy: no power of two, so that single precision shows; large, as clipping is
 
 
 # ---- what a call may have written ------------------------------------------------------------------------
@@ -108,7 +108,8 @@ def _differ(expected, got, factor=1.0):
     expected = {name: host(gradient) * factor for name, gradient in expected.items()}
     sizes = [np.abs(a[np.isfinite(a)]).max(initial=0.0) for a in expected.values()]
     room = SAME * max(sizes, default=0.0)
-    return [name for name, a in expected.items() if not np.allclose(a, host(got[name]), rtol=0, atol=room, equal_nan=True)]
+    return [name for name, a in expected.items()
+            if not np.allclose(a, host(got[name]), rtol=0, atol=room, equal_nan=True)]
 
 
 def _twice(probe, cache, gradients):
@@ -154,6 +155,9 @@ def _none_is_zero(probe, cache, gradients):
     returned = probe.call_backward(cache, probe.dout)
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         yield "backward of a recurrent layer must return the pair (dx, dstate0), for state=None too"
+    if not isinstance(probe.dout, tuple | list) or len(probe.dout) != 2:
+        yield "forward of a recurrent layer must return ((y, state), cache)"
+        return
     dy, dstate = probe.dout
     cases = [("dy", (None, dstate), (_times(0.0, dy), dstate)), ("dstate", (dy, None), (dy, _times(0.0, dstate)))]
     for n, (name, leaf) in enumerate(tree_leaves(dstate, "dstate")):
