@@ -48,8 +48,8 @@ MODELS = ("rra", "lstm")
 DEFAULTS = {
     "length": 100, "window": 10, "offset": 2, "normalize": "sum", "hidden": 128, "layers": 1, "forget_bias": 1.0,
     "init": "orthogonal", "model": "rra", "compare": None, "paper": False, "train_size": 100_000,
-    "test_size": 10_000, "batch_size": 50, "optimizer": "adam", "lr": 2e-3, "eps": None, "clip_norm": 1.0, "target": 0.01,
-    "eval_every": 200}
+    "test_size": 10_000, "batch_size": 50, "optimizer": "adam", "lr": 2e-3, "eps": None, "clip_norm": 1.0,
+    "target": 0.01, "eval_every": 200}
 # Stated in the paper: S, 128 units, batch 50, Adadelta, 100,000/10,000. Unstated: the rest, from the author's lineage
 # (shared defaults of the deeplearning.net tutorial: rho 0.95, eps 1e-6, no learning rate, zero biases, no clipping).
 PAPER = {"optimizer": "adadelta", "lr": None, "clip_norm": 0.0, "forget_bias": 0.0, "target": None}
