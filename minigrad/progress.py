@@ -24,21 +24,23 @@ class Progress:
         self.stream = sys.stderr if stream is None else stream
         self.start, self.steps, self.quiet = start, steps, quiet
         self.began = self.last_line = time.monotonic()
+        self.figures = {}
         terminal = not quiet and self.stream.isatty()
         self.bar = tqdm(total=steps, initial=start, file=self.stream, dynamic_ncols=True, unit="step",
                         smoothing=0.05) if terminal else None
 
     def update(self, step, figures=None, line=False):
         """`line` asks for a plain line now (an evaluation); otherwise one comes every ten seconds."""
+        self.figures.update(figures or {})
         if self.bar is not None:
             if figures:
-                self.bar.set_postfix_str(_format(figures), refresh=False)
+                self.bar.set_postfix_str(_format(self.figures), refresh=False)
             self.bar.update(step - self.bar.n)
         elif not self.quiet and figures:
             now = time.monotonic()
             if line or now - self.last_line >= self.SECONDS_BETWEEN_LINES:
                 self.last_line = now
-                self.line(f"step {step}/{self.steps} ({step / self.steps:.0%})  {_format(figures)}  {self._pace(step)}")
+                self.line(f"step {step}/{self.steps} ({step / self.steps:.0%})  {_format(self.figures)}  {self._pace(step)}")
 
     def _pace(self, step):
         done, seconds = step - self.start, time.monotonic() - self.began

@@ -62,6 +62,7 @@ class Trainer:
         self.best = {"value": None, "step": None}
         first = next(iter(self.named.values())).value
         self.loss_sum = array_module(first).zeros((2,), "float64")          # since the last row: sum, count
+        self.progress = None
         self._interrupted = False
 
     # ---- the loop ----------------------------------------------------------------------------------------
@@ -75,7 +76,7 @@ class Trainer:
         if not self.log.columns:
             self._first_row()
             self.save()
-        progress = Progress(self.step, steps, self.quiet)
+        self.progress = progress = Progress(self.step, steps, self.quiet)
         self._began = time.monotonic() - self.seconds
         reason = stop(self.log) if stop else None
         saved = self.step

@@ -169,6 +169,9 @@ def train_one(name, settings, data, out, steps):
 
     def stop(log):
         points = log.column("test_mse")
+        if beats_baseline(points, baseline)[1] and not beats_baseline(points[:-1], baseline)[1]:
+            trainer.progress.line(f"{name}: beats the baseline since step {beats_baseline(points, baseline)[0]}: five "
+                                  f"evaluations running below {BEATS} x {baseline:.4f}")
         if settings["target"] and points[-1][1] < settings["target"]:
             return f"test MSE {points[-1][1]:.4g} is below the target {settings['target']}"
         return None

@@ -164,7 +164,9 @@ def open_run_folder(task, settings):
     if settings["resume"]:
         return Path(settings["resume"])
     out = Path(settings["out"] or Path("runs") / task / time.strftime("%Y%m%d-%H%M%S"))
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.is_file():
+        raise UsageError(f"--out {out} is a file; expected a folder that is empty or not there yet")
+    if out.is_dir() and any(out.iterdir()):
         raise UsageError(f"--out {out} is not empty; nothing was written. Give another folder, or --resume {out}")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -186,7 +188,7 @@ def read_config(out):
     try:
         return json.loads(path.read_text(encoding="utf-8"))["settings"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"--resume {out}: no run there: {path.name} is missing or damaged") from error
+        raise CheckpointError(f"{out}: no run there: {path.name} is missing or damaged") from error
 
 
 def environment():

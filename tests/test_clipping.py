@@ -28,8 +28,10 @@ def flat(parameters):
 
 
 finite = st.floats(-1e6, 1e6, allow_subnormal=False)
-lists_of_gradients = st.lists(st.lists(finite, min_size=0, max_size=5), min_size=1, max_size=4)
+lists_of_gradients = st.lists(st.lists(finite, max_size=5), min_size=1, max_size=4)
+larger = st.lists(st.lists(finite.filter(lambda g: g == 0 or abs(g) > 1e-100), max_size=5), min_size=1, max_size=4)
 thresholds = st.floats(1e-6, 1e6)
+TINY = 1e-300                                                     # below it numbers have few digits
 modest = settings(max_examples=60, deadline=None)
 
 
@@ -46,7 +48,7 @@ def test_clipped_norm_direction_and_report(lists, c, dtype):
     expected = math.hypot(*before)
     assert float(N) == pytest.approx(expected, rel=1e-12)
     assert math.hypot(*after) <= c * (1 + 1e-6)
-    if expected <= c:
+    if float(N) <= c:
         np.testing.assert_array_equal(after, before)             # bit for bit
     else:
         assert math.hypot(*after) == pytest.approx(c, rel=1e-6)
@@ -62,7 +64,7 @@ def test_idempotent(lists, c):
     clip_grad_norm(parameters, c)
     once = flat(parameters)
     clip_grad_norm(parameters, c)
-    np.testing.assert_allclose(flat(parameters), once, rtol=1e-14)
+    np.testing.assert_allclose(flat(parameters), once, rtol=1e-14, atol=TINY)
 
 
 @modest
@@ -71,7 +73,7 @@ def test_splitting_tensors_changes_nothing(values, c, data):
     cut = data.draw(st.integers(0, len(values)))
     whole, parts = [parameter(values)], [parameter(values[:cut]), parameter([values[cut:]])]
     np.testing.assert_allclose(clip_grad_norm(parts, c), clip_grad_norm(whole, c), rtol=1e-13)
-    np.testing.assert_allclose(flat(parts), flat(whole), rtol=1e-13)
+    np.testing.assert_allclose(flat(parts), flat(whole), rtol=1e-13, atol=TINY)
 
 
 def test_at_the_threshold_and_just_below_nothing_changes():
@@ -117,7 +119,7 @@ def test_a_shared_parameter_counts_once():
 
 
 @modest
-@given(lists=lists_of_gradients, c=st.floats(0.01, 1e3))
+@given(lists=larger, c=st.floats(0.2, 1e3))                      # PyTorch's own norm underflows below 1e-154
 def test_equals_pytorch(lists, c):
     torch = pytest.importorskip("torch")
     parameters = [parameter(values) for values in lists]
@@ -126,9 +128,8 @@ def test_equals_pytorch(lists, c):
         tensor.grad = torch.tensor(values, dtype=torch.float64)
     theirs = torch.nn.utils.clip_grad_norm_(tensors, c)
     np.testing.assert_allclose(clip_grad_norm(parameters, c), theirs.item(), rtol=1e-12)
-    # PyTorch divides by N + 1e-6: with c >= 0.01 that is 1e-4 at the worst, where N is about c
-    for p, tensor in zip(parameters, tensors):
-        np.testing.assert_allclose(p.grad, tensor.grad.numpy(), rtol=1e-5 + 1e-6 / c)
+    for p, tensor in zip(parameters, tensors):                   # PyTorch divides by N + 1e-6: up to 1e-6/c apart
+        np.testing.assert_allclose(p.grad, tensor.grad.numpy(), rtol=1e-5, atol=TINY)
 
 
 # ---- global norm: extremes -------------------------------------------------------------------------------
@@ -193,8 +194,9 @@ def test_finite_gradients_whose_norm_is_beyond_float64():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("entries", "norm"), [([np.inf, 1.0], np.inf), ([-np.inf, 0.0], np.inf), ([np.nan, 1.0], np.nan),
-                                               ([np.nan, np.inf], np.nan), ([np.inf, -np.inf], np.inf)])
+@pytest.mark.parametrize(("entries", "norm"), [
+    ([np.inf, 1.0], np.inf), ([-np.inf, 0.0], np.inf), ([np.inf, -np.inf], np.inf), ([np.nan, 1.0], np.nan),
+    ([np.nan, np.inf], np.nan)])
 @pytest.mark.parametrize("c", [0.0, 1.0, math.inf])
 def test_a_non_finite_norm_makes_every_gradient_nan(entries, norm, c, dtype):
     """The finite entry beside it is large enough for its square to overflow; there are no warnings."""
@@ -208,7 +210,7 @@ def test_a_non_finite_norm_makes_every_gradient_nan(entries, norm, c, dtype):
 def test_error_if_nonfinite_raises_before_touching_anything(entry):
     parameters = [parameter([30.0], name="U"), parameter([[1.0, entry]], name="alpha"), parameter([entry], name="b")]
     before = gradients(parameters)
-    with pytest.raises(FloatingPointError, match="norm is (inf|nan); the gradient of alpha is not finite"):
+    with pytest.raises(FloatingPointError, match=r"norm is (inf|nan); the gradient of alpha is not finite"):
         clip_grad_norm(parameters, 1.0, error_if_nonfinite=True)
     for p, gradient in zip(parameters, before):
         np.testing.assert_array_equal(p.grad, gradient)

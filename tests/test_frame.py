@@ -60,7 +60,7 @@ def test_tree_map_keeps_the_structure():
 def test_tree_leaves_are_named_by_their_paths():
     tree = Pair((1, None, [2, {"a": 3}]), {5: 4})
     assert list(tree_leaves(tree)) == [("left.0", 1), ("left.2.0", 2), ("left.2.1.a", 3), ("right.5", 4)]
-    assert list(tree_leaves(tree, "state"))[0] == ("state.left.0", 1)
+    assert next(iter(tree_leaves(tree, "state"))) == ("state.left.0", 1)
     assert list(tree_leaves(7, "x")) == [("x", 7)]
     assert list(tree_leaves(None, "x")) == []
 
@@ -365,13 +365,13 @@ def test_check_state():
     ]:
         with pytest.raises(ValueError, match=sentence):
             check_state("F", state, shapes)
-    with pytest.raises(TypeError, match="F: state's h is .*; expected an array of shape"):
+    with pytest.raises(TypeError, match=r"F: state's h is .*; expected an array of shape"):
         check_state("F", (None, np.zeros((2, 3))), shapes)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, True, "1", None, np.nan])
 def test_check_count_refuses(value):
-    with pytest.raises(ValueError, match="F: n is .*; expected a whole number of at least 1"):
+    with pytest.raises(ValueError, match=r"F: n is .*; expected a whole number of at least 1"):
         check_count("F", "n", value)
 
 

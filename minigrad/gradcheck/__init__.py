@@ -131,8 +131,8 @@ def _add(report, row, rounded):
         report.problems.append(f"the gradient of {row.name} agrees only to {rounded:.0e} of its size, where double "
                                "precision does better: single precision inside?")
     if row.kinks:
-        report.notes.append(f"{row.name}: {row.kinks} of {row.checked} lie at a kink (the slopes to the left and to the "
-                            "right differ, the analytic value is a subgradient) or nearer to one than eps")
+        report.notes.append(f"{row.name}: {row.kinks} of {row.checked} lie at a kink (the slopes to the left and to "
+                            "the right differ, the analytic value is a subgradient) or nearer to one than eps")
 
 
 def _random_line(probe, tensors, gradients, tolerances):
@@ -175,6 +175,6 @@ def _beside_the_kinks(report, probe, tolerances):
     probe.nudge()
     beside = Report(report.layer, "direction")
     _directions(beside, probe, probe.backward(probe.forward()[1]), tolerances)
-    report.problems += [f"beside the kinks (everything moved by about {NUDGE:g}) the gradient of {row.name} is wrong at "
-                        f"{row.index}: analytic {row.analytic:.9e}, numeric {row.numeric:.9e}"
+    report.problems += [f"beside the kinks (everything moved by about {NUDGE:g}) the gradient of {row.name} is wrong "
+                        f"at {row.index}: analytic {row.analytic:.9e}, numeric {row.numeric:.9e}"
                         for row in beside.rows if row.status == "wrong"]

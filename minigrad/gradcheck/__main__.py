@@ -24,8 +24,14 @@ class UsageError(ValueError):
     """Bad usage: one line, exit status 2."""
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UsageError(message)
+
+
 def parse(argv):
-    parser = argparse.ArgumentParser(prog="python -m minigrad.gradcheck", description=__doc__,
+    """The arguments. Raises UsageError."""
+    parser = Parser(prog="python -m minigrad.gradcheck", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("layer", help="module:Class or path/to/file.py:Class")
     parser.add_argument("--shape", action="append", type=shape, default=[], metavar="3,7,4",
@@ -41,7 +47,10 @@ def parse(argv):
     parser.add_argument("--mode", choices=["full", "direction"], default="full")
     parser.add_argument("--seed", type=int, default=0, help="of inputs, initialisation and the check")
     parser.add_argument("--plot", metavar="FILE.png", help="draw where analytic and numeric differ")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.plot and arguments.mode == "direction":
+        raise UsageError("--plot draws entry by entry; expected --mode full")
+    return arguments
 
 
 def shape(text):
@@ -73,19 +82,21 @@ def find_layer(target):
         if place.endswith(".py"):
             if not Path(place).is_file():
                 raise UsageError(f"layer's file {place} is not there")
-            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+            spec = importlib.util.spec_from_file_location(f"checked_{Path(place).stem}", place)
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module
             spec.loader.exec_module(module)
         else:
-            sys.path.insert(0, str(Path.cwd()))
+            if str(Path.cwd()) not in sys.path:
+                sys.path.insert(0, str(Path.cwd()))
             module = importlib.import_module(place)
-    except ImportError as error:
-        raise UsageError(f"layer's module {place} cannot be imported ({error})") from error
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        raise UsageError(f"{place} has no {name}; it has {', '.join(public(module))}") from None
+    except UsageError:
+        raise
+    except Exception as error:                                       # whatever the author's module does
+        raise UsageError(f"layer's module {place} cannot be imported ({type(error).__name__}: {error})") from error
+    if not inspect.isclass(getattr(module, name, None)):
+        raise UsageError(f"{place} has no class {name}; it has {', '.join(public(module))}")
+    return getattr(module, name)
 
 
 def public(module):
@@ -94,9 +105,11 @@ def public(module):
 
 def make_layer(target, settings, seed):
     """The layer itself; a namespace of functions (minigrad.functional:softmax) is used as it is."""
-    takes = inspect.signature(target.__init__).parameters
-    if "forward" in vars(target) and isinstance(vars(target)["forward"], staticmethod):
+    if isinstance(inspect.getattr_static(target, "forward", None), staticmethod):
+        if settings:
+            raise UsageError(f"{target.__name__} is a namespace of functions and takes no --set")
         return target
+    takes = inspect.signature(target.__init__).parameters
     extra = {name: value for name, value in (("rng", seed), ("dtype", "float64")) if name in takes}
     try:
         return target(**{**extra, **settings})
@@ -119,6 +132,8 @@ def make_inputs(arguments, layer):
     if arguments.rng is not None:
         keywords["rng"] = arguments.rng
     if arguments.state:
+        if not getattr(layer, "recurrent", False):
+            raise UsageError(f"--state: {type(layer).__name__} is not a recurrent layer")
         (_, state), _ = layer.forward(*inputs)
         keywords["state"] = tree_map(
             lambda a: random.standard_normal(a.shape) if a.dtype.kind == "f" else a, state)
@@ -126,16 +141,16 @@ def make_inputs(arguments, layer):
 
 
 def main(argv=None):
-    arguments = parse(argv)
     try:
+        arguments = parse(argv)
         layer = make_layer(find_layer(arguments.layer), dict(arguments.set), arguments.seed)
         inputs, keywords = make_inputs(arguments, layer)
         report = gradcheck(layer, inputs, keywords, mode=arguments.mode, seed=arguments.seed)
         print(report)
-        if arguments.plot:
+        if arguments.plot and report.rows:
             report.plot(arguments.plot)
     except (UsageError, ValueError, TypeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0 if report.ok else 1
 

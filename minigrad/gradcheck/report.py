@@ -8,7 +8,8 @@ import numpy as np
 
 @dataclass
 class Row:
-    """One tensor. `errors` is |analytic - numeric| / (atol + rtol max): above 1 is wrong; None in direction mode."""
+    """One tensor. `errors` is |analytic - numeric| / (atol + rtol max): above 1 is wrong, NaN is at a kink; None in
+    direction mode."""
 
     name: str
     shape: tuple
