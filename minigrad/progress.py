@@ -40,7 +40,8 @@ class Progress:
             now = time.monotonic()
             if line or now - self.last_line >= self.SECONDS_BETWEEN_LINES:
                 self.last_line = now
-                self.line(f"step {step}/{self.steps} ({step / self.steps:.0%})  {_format(self.figures)}  {self._pace(step)}")
+                done = f"step {step}/{self.steps} ({step / self.steps:.0%})"
+                self.line(f"{done}  {_format(self.figures)}  {self._pace(step)}")
 
     def _pace(self, step):
         done, seconds = step - self.start, time.monotonic() - self.began

@@ -30,6 +30,7 @@ import argparse  # noqa: E402
 import json  # noqa: E402
 import math  # noqa: E402
 import platform  # noqa: E402
+import shlex  # noqa: E402
 import subprocess  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -193,7 +194,7 @@ def read_config(out):
 
 def environment():
     """Command, commit, versions and processor: what a measured figure depends on."""
-    return {"command": " ".join(["python", *sys.argv]), "commit": _commit(), "python": platform.python_version(),
+    return {"command": shlex.join(["python", *sys.argv]), "commit": _commit(), "python": platform.python_version(),
             "numpy": np.__version__, "cpu": _cpu(), "cores": os.cpu_count(),
             "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS", "unset"), "date": time.strftime("%Y-%m-%d")}
 

@@ -22,7 +22,7 @@ def kept(tmp_path, monkeypatch):
 
 def test_a_kept_run_says_what_it_was(kept, capsys):
     content = json.loads(kept.read_text(encoding="utf-8"))
-    assert content["ran_on"]["command"] == "tasks/adding.py -S 8 --seed 0".join(["python ", ""])
+    assert content["ran_on"]["command"] == "python tasks/adding.py -S 8 --seed 0"
     assert content["settings"]["hidden"] == 4
     assert content["result"]["steps"] == 60
     _, rows = read_log(kept.with_suffix(".csv"))
