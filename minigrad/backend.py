@@ -177,7 +177,7 @@ def scatter_add(target, ids, updates):
 
 def step_generator(seed, step, device="cpu"):
     """The generator of one training step, a function of (seed, step) alone, so that a resumed run is exact."""
-    sequence = np.random.SeedSequence([seed, step])
+    sequence = np.random.SeedSequence(seed, spawn_key=(step,))
     if resolve_device(device) == "cpu":
         return np.random.default_rng(sequence)
     return module_of_device(device).random.default_rng(int(sequence.generate_state(1, np.uint64)[0]))
@@ -216,9 +216,11 @@ class _Block:
     def __del__(self):
         if _idle is None:                                        # the interpreter is shutting down
             return
-        idle = sum(size * len(memories) for size, memories in list(_idle.items()))
-        if idle + self.memory.nbytes <= POOL_LIMIT:
-            _idle.setdefault(self.memory.nbytes, []).append(self.memory)
+        size = self.memory.nbytes
+        if sum(n * len(memories) for n, memories in list(_idle.items())) + size > POOL_LIMIT:
+            _idle.clear()                                        # sizes that nobody asks for any more
+        if size <= POOL_LIMIT:
+            _idle.setdefault(size, []).append(self.memory)
 
 
 def _aligned(size):

@@ -259,7 +259,7 @@ def clip_grad_norm(parameters, max_norm, error_if_nonfinite=False):
         culprits = [p.name for p in parameters if not xp.isfinite(p.grad).all()]
         raise FloatingPointError(f"clip_grad_norm: the norm is {float(norm)}; the gradient of "
                                  f"{culprits[0] if culprits else 'all together'} is not finite")
-    exceeds = finite & (norm > max_norm)
+    exceeds = norm > max_norm
     factor = xp.where(exceeds, max_norm / xp.where(exceeds, norm, 1), 1.0)   # min(1, c/N), also for N = 0 and c = inf
     factor = xp.where(finite, factor, xp.nan)
     for parameter in parameters:

@@ -1,14 +1,14 @@
 """How fast the recurrent layers are: minigrad beside PyTorch and JAX, and beside the matrix products alone.
 
-    python tasks/bench.py                        the table of the README, about 3 minutes on 2 cores
+    python tasks/bench.py                        the table of the README, some minutes on 2 cores
     python tasks/bench.py --json bench.json --out bench.png
-    python tasks/bench.py --quick                small sizes, a few seconds: does everything run and agree?
+    python tasks/bench.py --quick                small sizes, some seconds: does everything run and agree?
     python tasks/bench.py -S 400 --hidden 256    another size (targets are judged at the default size only)
 
 Forward + backward in float32, with the gradients of x and of all parameters, all sides in this one process: RRALSTM
 against the same equations in PyTorch eager and in jax.jit(lax.scan), LSTM against torch.nn.LSTM. A peer that is not
 installed is left out, with a line that says so. Before anything is timed, every peer must give minigrad's outputs and
-gradients; one that does not gets no figure, and the exit status is 1.
+gradients (over the first 100 steps); one that does not gets no figure, and the exit status is 1.
 
 Each side runs in alternating blocks with a pause before, at 1 and at 2 BLAS threads, and counts with its minimum over
 at least 15 calls; a ratio is judged "unsteady" when the median of either side exceeds twice its minimum: measure
@@ -43,6 +43,7 @@ FULL = {"batch_size": 50, "length": 100, "hidden": 128, "window": 10, "repeats":
 QUICK = {"batch_size": 4, "length": 12, "hidden": 16, "window": 3, "repeats": 3, "pause": 0.01, "cost_repeats": 3,
          "over_S": [10, 20, 40], "over_B": [2, 4, 8], "over_K": [2, 4, 8]}
 D = 2                                                # width of x, as in the adding problem
+CHECKED = 100                                        # steps over which the peers are compared with minigrad, at most
 LONG_BATCH = 16                                      # of the table over S, at most
 TARGETS = {                                          # (layer, side): ratio of minigrad to it at most, and the aim
     ("RRALSTM", "PyTorch eager"): (0.55, 0.42), ("RRALSTM", "jax.jit(lax.scan)"): (0.35, None),
@@ -75,7 +76,7 @@ def parse(argv):
     given = {key: value for key, value in vars(parser.parse_args(argv)).items() if value is not None}
     for flag in ("json", "out"):
         path = Path(given.get(flag, "."))
-        if flag in given and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        if flag in given and (path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK)):
             raise UsageError(f"--{flag} {path} cannot be written; expected a file in a folder that is there")
     return {"json": None, "out": None, **(QUICK if given["quick"] else FULL), **given}
 
@@ -92,7 +93,7 @@ def measure_all(settings):
     memory = {type(layer).__name__: bench_measure.bytes_per_step(layer, x, dy) for layer in layers}
     ours = {type(layer).__name__: bench_measure.our_side(layer, x, dy, threads, limit) for layer in layers}
     peers, peer_notes = bench_peers.peers(*layers, x, dy, THREADS)
-    peers, differing = agreeing(ours, peers)
+    peers, differing = agreeing(layers, x, dy, peers)
     sides = [*ours.values(), *peers]
     timings = bench_measure.measure(sides, settings["repeats"], settings["pause"])
     parts, floor = bench_measure.measure_floor(B, S, D, h, threads, limit, settings["repeats"], settings["pause"])
@@ -103,11 +104,19 @@ def measure_all(settings):
             "memory": memory, "cost": costs(settings, threads, limit)}
 
 
-def agreeing(ours, peers):
-    """(the peers that give minigrad's outputs and gradients, a line for each that does not)."""
-    expected, agree, differing = {layer: side.result() for layer, side in ours.items()}, [], []
-    for side in peers:
-        name, distance = bench_peers.difference(expected[side.layer], side.result())
+def agreeing(layers, x, dy, peers):
+    """(the peers that give minigrad's outputs and gradients, a line for each that does not).
+
+    Compared over the first 100 steps: RRALSTM at its first random weights is chaotic, and over some hundred steps the
+    float32 rounding of each side grows until they have little in common (so does each side's distance to float64).
+    """
+    agree, differing, checked, length = [], [], peers, x.shape[1]
+    x, dy = x[:, :CHECKED], dy[:, :CHECKED]
+    if x.shape[1] < length:
+        checked, _ = bench_peers.peers(*layers, x, dy, THREADS)
+    expected = {type(layer).__name__: bench_measure.our_side(layer, x, dy, (), None).result() for layer in layers}
+    for side, check in zip(peers, checked):
+        name, distance = bench_peers.difference(expected[side.layer], check.result())
         if distance <= bench_peers.TOLERANCE:
             agree.append(side)
         else:
@@ -205,6 +214,7 @@ def draw(report, path):
     colours = dict(zip(("RRALSTM", "LSTM"), COLOURS))
     bars = axes.barh([f"{row['layer']}, {row['side']}" for row in rows], [row["ms"] for row in rows],
                      color=[colours[row["layer"]] for row in rows])
+    axes.margins(x=0.1)
     axes.bar_label(bars, [f"{row['ms']:.1f}" for row in rows], padding=3, fontsize=8)
     axes.set(xlabel="ms, forward + backward", title="B={batch_size}, S={length}, h={hidden}, K={window}".format(
         **report["settings"]))

@@ -17,7 +17,6 @@ import numpy as np
 from minigrad import backend
 from minigrad.backend import empty
 from minigrad.layers import LSTM, RRALSTM
-from minigrad.layers.lstm_loop import as_blocks
 from minigrad.tree import tree_leaves
 
 BLOCKS = 5
@@ -117,8 +116,8 @@ def floor_products(B, S, d, h):
         return array
 
     x1, hs, gates, dz = filled(S * B, d + 1), filled(S, B, h), filled(4, S * B, h), filled(4, S, B, h)
-    W, inputs, z = filled(d, 4 * h), filled(S * B, h + d + 1), filled(4, B, h)
-    U, W1 = as_blocks(filled(h, 4 * h), h), as_blocks(filled(d + 1, 4 * h), d + 1)
+    inputs, z, U = filled(S * B, h + d + 1), filled(4, B, h), filled(4, h, h)
+    W, W1 = filled(d, 4 * h), filled(4, d + 1, h)
     flat_dz = dz.reshape(4, S * B, h)
 
     def steps():

@@ -14,7 +14,7 @@ import numpy as np
 
 from tasks.bench_measure import Side
 
-TOLERANCE = 1e-4                   # of the largest entry: float32, sums of some thousand terms
+TOLERANCE = 3e-4                   # of the largest entry: float32, a hundred steps; found: up to 2e-5
 
 
 def peers(rra, lstm, x, dy, thread_counts):

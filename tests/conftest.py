@@ -7,9 +7,9 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))      # so that tests can share cases.py and oracles.py
 
-import pytest  # noqa: E402
+import pytest
 
-from minigrad.backend import gpu_problem  # noqa: E402
+from minigrad.backend import gpu_problem
 
 
 def pytest_collection_modifyitems(items):

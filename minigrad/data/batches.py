@@ -12,11 +12,13 @@ class Batches:
     (seed, epoch); the rows left over at its end are not used in that epoch. Since nothing is remembered, a run that
     is resumed at any step goes on exactly.
 
-    Raises ValueError for arrays of different lengths, and for a batch larger than the data.
+    Raises TypeError for a bare array, ValueError for arrays of different lengths, and for a batch larger than the data.
     """
 
     def __init__(self, arrays, batch_size, seed):
         check_count("Batches", "batch_size", batch_size)
+        if not isinstance(arrays, tuple | list):
+            raise TypeError(f"Batches: arrays is a {type(arrays).__name__}; expected a tuple of arrays")
         lengths = [len(array) for array in arrays]
         if len(set(lengths)) != 1:
             raise ValueError(f"Batches: the arrays have lengths {lengths}; expected one length")

@@ -3,7 +3,7 @@
     python -m minigrad.gradcheck minigrad.layers:RRALSTM --shape 3,7,4 --set d=4 --set h=5 --set K=3
     python -m minigrad.gradcheck my_layers.py:Gate --shape 8,4 --set d=4 --plot gate.png
 
-Prints the table of gradcheck. Exit status: 0 every gradient agrees, 1 one is wrong, 2 bad usage.
+Prints the table of gradcheck. Exit status: 0 every gradient agrees, 1 one is wrong, 2 bad usage, or the layer raises.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,9 @@ def main(argv=None):
             report.plot(arguments.plot)
     except (UsageError, ValueError, TypeError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except Exception:                                                # the layer's own error: its author wants the place
+        traceback.print_exc()
         return 2
     return 0 if report.ok else 1
 

@@ -85,9 +85,11 @@ class Line:
             if not near.noise <= self.tolerances.atol + self.tolerances.rtol * abs(analytic):
                 return None
             curved = near.value + (near.value - before.value) * shrink / (1 - shrink)    # Richardson's extrapolation
-            for status, slope in [("ok", curved), ("beside", near.value)]:
-                if self.tolerances.agree(analytic, slope):
-                    return Verdict(status, slope, self.tolerances.error(analytic, slope))
+            if self.tolerances.agree(analytic, curved):
+                return Verdict("ok", curved, self.tolerances.error(analytic, curved))
+            if self.tolerances.agree(analytic, near.value) and self.tolerances.agree(
+                    analytic, self.central(scale / 2).value):        # twice: what is curved would have moved on
+                return Verdict("beside", near.value, self.tolerances.error(analytic, near.value))
             if self.tolerances.agree(before.value, near.value):
                 return None                                      # a straight piece: nothing will change
             before, previous = near, scale
@@ -136,15 +138,20 @@ class Line:
         return difference / size if difference > max(SINGLE * size, 5 * spread) else 0.0
 
 
+def steps(array):
+    """What eps is multiplied with at each entry: its size where above 1, so that the step is not lost in rounding."""
+    return np.where(np.isfinite(array), np.maximum(np.abs(array), 1), 1)
+
+
 def entry(probe, tensor, position, tolerances):
-    """The line along one entry of a tensor; a large entry takes larger steps."""
+    """The line along one entry of a tensor."""
     flat = tensor.reshape(-1)
     value = float(flat[position])
-    size = abs(value) if 1 < abs(value) < math.inf else 1.0
+    step = float(steps(np.array(value)))
 
     def move(t):
         flat[position] = value + t if t else value
-    return Line(probe, move, tolerances._replace(eps=tolerances.eps * size))
+    return Line(probe, move, tolerances._replace(eps=tolerances.eps * step))
 
 
 def direction(probe, tensors, vectors, tolerances):

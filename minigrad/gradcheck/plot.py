@@ -18,9 +18,7 @@ def as_image(array):
 
 
 def colours():
-    found = colormaps["RdYlBu_r"].copy()
-    found.set_bad("lightgrey")
-    return found
+    return colormaps["RdYlBu_r"].with_extremes(bad="lightgrey")
 
 
 def draw(report, path):

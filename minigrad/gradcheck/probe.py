@@ -18,8 +18,18 @@ class ContractError(Exception):
     """What forward or backward returned does not have the structure that the contract asks for."""
 
 
+def is_array(leaf):
+    """Whether it is an array of NumPy or CuPy, or a NumPy scalar; not what merely has a dtype (a type, for example)."""
+    if isinstance(leaf, np.generic):
+        return True
+    try:
+        return hasattr(leaf, "dtype") and array_module(leaf) is not None
+    except TypeError:
+        return False
+
+
 def is_float_array(leaf):
-    return hasattr(leaf, "dtype") and hasattr(leaf, "shape") and leaf.dtype.kind == "f"
+    return is_array(leaf) and leaf.dtype.kind == "f"
 
 
 def host(array):
@@ -131,7 +141,7 @@ class Probe:
             gradient = gradients.get(name)
             if gradient is None:
                 raise ContractError(f"backward returned no gradient for {name}")
-            if not hasattr(gradient, "dtype"):
+            if not is_array(gradient):
                 raise ContractError(f"the gradient of {name} is {_kind(gradient)}; expected an array")
             if gradient.shape != tensor.shape:
                 raise ContractError(f"the gradient of {name} has shape {gradient.shape}; expected {tensor.shape}")
@@ -163,13 +173,13 @@ def _parameters_of(layer):
 
 def _to_float64(leaf):
     if not is_float_array(leaf):
-        return leaf.copy() if hasattr(leaf, "dtype") else leaf
+        return leaf.copy() if is_array(leaf) else leaf
     return array_module(leaf).array(leaf, dtype="float64", order="C")
 
 
 def _another(leaf):
     """An array of the same kind and shape with other values in it, integers still in their range."""
-    if not hasattr(leaf, "dtype"):
+    if not is_array(leaf):
         return leaf
     return leaf + 0.5 if is_float_array(leaf) else array_module(leaf).flip(leaf).copy()
 

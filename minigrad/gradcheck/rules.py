@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from minigrad.gradcheck.probe import ContractError, host, is_float_array
+from minigrad.backend import array_module
+from minigrad.gradcheck.probe import ContractError, host, is_array, is_float_array
 from minigrad.layer import Layer
 from minigrad.parameter import Parameter
 from minigrad.tree import tree_leaves, tree_map
@@ -15,7 +16,7 @@ FACTOR = -3000.0                   # of dy: no power of two, so that single prec
 
 def snapshot(tree):
     """{path: host copy} of every array in a tree; objects that are not arrays are left out."""
-    return {name: host(leaf).copy() for name, leaf in tree_leaves(tree) if hasattr(leaf, "dtype")}
+    return {name: host(leaf).copy() for name, leaf in tree_leaves(tree) if is_array(leaf)}
 
 
 def changed(before, after):
@@ -28,13 +29,17 @@ def attributes(owner, path="", seen=()):
     """Yield (dotted path, value, copy of an array or None) of all that a layer holds beside its Parameters."""
     if isinstance(owner, Parameter) or id(owner) in seen:
         return
-    if isinstance(owner, dict | list | tuple | Layer) or not path:
-        items = enumerate(owner) if isinstance(owner, list | tuple) else dict(
-            owner if isinstance(owner, dict) else vars(owner)).items()
-        for key, value in items:
-            yield from attributes(value, f"{path}.{key}" if path else str(key), (*seen, id(owner)))
+    if isinstance(owner, list | tuple):
+        items = enumerate(owner)
+    elif isinstance(owner, dict):
+        items = owner.items()
+    elif isinstance(owner, Layer) or not path:
+        items = getattr(owner, "__dict__", {}).items()
     else:
-        yield path, owner, host(owner).copy() if hasattr(owner, "dtype") else None
+        yield path, owner, host(owner).copy() if is_array(owner) else None
+        return
+    for key, value in items:
+        yield from attributes(value, f"{path}.{key}" if path else str(key), (*seen, id(owner)))
 
 
 class Watch:
@@ -174,7 +179,7 @@ def _none_is_zero(probe, cache, gradients):
 
 
 def _times(factor, tree):
-    return tree_map(lambda leaf: np.asarray(factor * leaf) if leaf.ndim == 0 else factor * leaf, tree)
+    return tree_map(lambda leaf: array_module(leaf).asarray(factor * leaf), tree)
 
 
 def _replaced(tree, position, value):

@@ -42,14 +42,7 @@ class LoopCache(NamedTuple):
         return B, T, h
 
 
-def as_blocks(weights, d_in, scale=None):
-    """(d_in, 4h) as four contiguous blocks (4, d_in, h), i, f, o multiplied by `scale`."""
-    h = weights.shape[1] // 4
-    blocks = empty((4, d_in, h), weights.dtype, array_module(weights))
-    blocks[...] = weights.reshape(d_in, 4, h).transpose(1, 0, 2)
-    if scale is not None:
-        blocks[:3] *= scale
-    return blocks
+# ---- forward ---------------------------------------------------------------------------------------------
 
 
 def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
@@ -60,34 +53,23 @@ def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
     Returns y (B, L, h), past and c after the last real step, cache.
     """
     xp = array_module(x=x, past=past, c=c, mask=mask, W=W)
-    packing = Packing.of(mask)
-    dtype = xp.result_type(x.dtype, W.dtype)
-    B, T, d = x.shape
-    h = U.shape[0]
-    K = 0 if w_hat is None else len(w_hat)
+    packing, dtype = Packing.of(mask), xp.result_type(x.dtype, W.dtype)
+    (B, T, _), h, K = x.shape, U.shape[0], 0 if w_hat is None else len(w_hat)
     P = max(1, K + offset - 1)
 
-    x1 = empty((T, B, d + 1), dtype, xp)
-    x1[..., :d] = pack(x, packing).transpose(1, 0, 2)
-    x1[..., d] = 1
-    W1 = empty((d + 1, 4 * h), dtype, xp)
-    W1[:d], W1[d] = W, b
-    U_half = as_blocks(U.astype(dtype, copy=False), h, 0.5)                # (4, h, h)
-    gates = empty((4, T, B, h), dtype, xp)                                   # first x_t W + b, then i, f, o, g
-    xp.matmul(x1.reshape(T * B, d + 1), as_blocks(W1, d + 1, 0.5), out=gates.reshape(4, T * B, h))
-
-    hs, cs = empty((P + T, B, h), dtype, xp), empty((T + 1, B, h), dtype, xp)
+    x1, gates = _input_product(pack(x, packing), W.astype(dtype, copy=False), b)
+    U_half = _blocks(U.astype(dtype, copy=False), 0.5)                       # (4, h, h)
+    hs, cs, q = (empty(shape, dtype, xp) for shape in [(P + T, B, h), (T + 1, B, h), (T, B, h)])
     hs[:P] = 0 if past is None else past.transpose(1, 0, 2)
     cs[0] = 0 if c is None else c
-    q = empty((T, B, h), dtype, xp)
     if K:
         oldest_first = xp.ascontiguousarray(w_hat[None, ::-1]).astype(dtype, copy=False)   # (1, K)
     flat_hs = hs.reshape(P + T, B * h)
     z, ig, a = (empty(shape, dtype, xp) for shape in [(4, B, h), (B, h), (1, B * h)])
 
     for t in range(T):
-        gates_t, c_t = gates[:, t], cs[t + 1]
-        xp.matmul(hs[P + t - 1], U_half, out=z)
+        gates_t, c_t, q_t = gates[:, t], cs[t + 1], q[t]
+        xp.matmul(hs[P + t - 1], U_half, out=z)                              # z/2 of i, f, o; z of g
         z += gates_t
         xp.tanh(z, out=gates_t)
         sigmoids = gates_t[:3]
@@ -97,19 +79,50 @@ def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
         xp.multiply(f, cs[t], out=c_t)
         xp.multiply(i, g, out=ig)
         c_t += ig
+        s_t = c_t
         if K:
             newest = P + t - offset                                          # the row of h_{t-offset}
             xp.matmul(oldest_first, flat_hs[newest - K + 1:newest + 1], out=a)
-            a_t = a.reshape(B, h)
-            a_t += c_t
-            xp.tanh(a_t, out=q[t])
-        else:
-            xp.tanh(c_t, out=q[t])
-        xp.multiply(o, q[t], out=hs[P + t])
+            s_t = a.reshape(B, h)
+            s_t += c_t
+        xp.tanh(s_t, out=q_t)
+        xp.multiply(o, q_t, out=hs[P + t])
 
     y = unpack(hs[P:].transpose(1, 0, 2), packing)
-    past, c = _final_state(hs, cs, P, packing)
-    return y, past, c, LoopCache(x1, gates, hs, cs, q, packing)
+    return y, *_final_state(hs, cs, P, packing), LoopCache(x1, gates, hs, cs, q, packing)
+
+
+def _blocks(weights, scale):
+    """(d_in, 4h) as four contiguous blocks (4, d_in, h), those of i, f, o multiplied by `scale`."""
+    d_in, h = weights.shape[0], weights.shape[1] // 4
+    blocks = empty((4, d_in, h), weights.dtype, array_module(weights))
+    blocks[...] = weights.reshape(d_in, 4, h).transpose(1, 0, 2)
+    blocks[:3] *= scale
+    return blocks
+
+
+def _input_product(x, W, b):
+    """x1 (T, B, d+1), the input with a one behind it, and x W + b as (4, T, B, h), halved for i, f, o."""
+    xp, dtype, (B, T, d), h = array_module(x), W.dtype, x.shape, W.shape[1] // 4
+    x1, W1 = empty((T, B, d + 1), dtype, xp), empty((d + 1, 4 * h), dtype, xp)
+    x1[..., :d], x1[..., d] = x.transpose(1, 0, 2), 1
+    W1[:d], W1[d] = W, b
+    gates = empty((4, T, B, h), dtype, xp)
+    xp.matmul(x1.reshape(T * B, d + 1), _blocks(W1, 0.5), out=gates.reshape(4, T * B, h))
+    return x1, gates
+
+
+def _final_state(hs, cs, P, packing):
+    """Copies of the last P states (B, P, h) and of the cell (B, h), each sample's at its own last real step."""
+    xp, T = array_module(hs), len(cs) - 1
+    if packing is None:
+        return hs[T:].transpose(1, 0, 2).copy(), cs[T].copy()
+    sample = xp.arange(hs.shape[1])
+    rows = packing.lengths[:, None] + xp.arange(P)                           # (B, P)
+    return hs[rows, sample[:, None]], cs[packing.lengths, sample]
+
+
+# ---- backward --------------------------------------------------------------------------------------------
 
 
 def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
@@ -124,23 +137,18 @@ def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
     (ds_t is the gradient of c_t + a_t). Returns dx, dpast0, dc0, dW, dU, db, dw_hat (None for K = 0).
     """
     x1, gates, hs, cs, q, packing = cache
-    xp, dtype = array_module(hs), hs.dtype
-    T, B, h = q.shape
-    P, d = len(hs) - T, W.shape[0]
-    K = 0 if w_hat is None else len(w_hat)
+    xp, dtype, (T, B, h) = array_module(hs), hs.dtype, q.shape
+    P, K = len(hs) - T, 0 if w_hat is None else len(w_hat)
 
-    dhs, dcs = _upstream(dy, dpast, dc, cache)                               # (P+T, B, h), (B, h) or (T+1, B, h)
+    dhs, dcs = _upstream(dy, dpast, dc, cache)                               # (P+T, B, h), (T+1 or 1, B, h)
     U_T = empty((4, h, h), dtype, xp)
     U_T[...] = U.reshape(h, 4, h).transpose(1, 2, 0)
-    dz = empty((4, T, B, h), dtype, xp)
-    later = K + offset - 1                                                   # rows of zeros behind the sequence
-    ds = empty((T + later, B, h), dtype, xp)
-    ds[T:] = 0
-    flat_ds, flat_hs = ds.reshape(T + later, B * h), hs.reshape(P + T, B * h)
+    dz, ds = empty((4, T, B, h), dtype, xp), empty((T + K + offset - 1, B, h), dtype, xp)
+    ds[T:] = 0                                                               # there are no steps behind the last
+    flat_ds, flat_hs = ds.reshape(len(ds), B * h), hs.reshape(P + T, B * h)
     if K:
-        weights = xp.ascontiguousarray(w_hat[None]).astype(dtype, copy=False)    # (1, K)
+        newest_first = xp.ascontiguousarray(w_hat[None]).astype(dtype, copy=False)   # (1, K)
         dw_hat = zeros((K, 1), dtype, xp)                                    # oldest first, as the window's rows
-    dc = dcs if packing is None else dcs[T]
     local, dz_U, u = (empty(shape, dtype, xp) for shape in [(4, B, h), (4, B, h), (B, h)])
 
     def add_recurrent(t, dh):
@@ -149,13 +157,14 @@ def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
         for block in dz_U:
             dh += block
 
+    dc = dcs[-1]
     for t in range(T - 1, -1, -1):
-        dh, dz_t, ds_t = dhs[P + t], dz[:, t], ds[t]
-        (i, f, o, g), q_t = gates[:, t], q[t]
+        dh, dz_t, ds_t, gates_t, q_t = dhs[P + t], dz[:, t], ds[t], gates[:, t], q[t]
+        i, _, o, g = gates_t
         if t < T - 1:
             add_recurrent(t, dh)
         if K:
-            xp.matmul(weights, flat_ds[t + offset:t + offset + K], out=u.reshape(1, B * h))
+            xp.matmul(newest_first, flat_ds[t + offset:t + offset + K], out=u.reshape(1, B * h))
             dh += u
         xp.multiply(q_t, q_t, out=u)
         xp.subtract(1, u, out=u)
@@ -163,56 +172,40 @@ def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
         xp.multiply(u, dh, out=ds_t)                                         # ds = dh o (1 - q^2)
         dc += ds_t
         if K:
-            newest = P + t - offset
+            newest = P + t - offset                                          # the row of h_{t-offset}
             dw_hat += flat_hs[newest - K + 1:newest + 1] @ flat_ds[t][:, None]
-        xp.multiply(gates[:3, t], gates[:3, t], out=local[:3])
-        xp.subtract(gates[:3, t], local[:3], out=local[:3])                  # sigma' = s - s^2
-        xp.multiply(g, g, out=local[3])
-        xp.subtract(1, local[3], out=local[3])                               # tanh'  = 1 - g^2
+        _gate_slopes(gates_t, local)
         xp.multiply(dc, g, out=dz_t[0])
         xp.multiply(dc, cs[t], out=dz_t[1])
         xp.multiply(dh, q_t, out=dz_t[2])
         xp.multiply(dc, i, out=dz_t[3])
         dz_t *= local
-        dc *= f
+        dc *= gates_t[1]
         if packing is not None:
             dc += dcs[t]
 
     if T:
         add_recurrent(-1, dhs[P - 1])
-    for row in range(P if K else 0):                                         # what the window owes the given past
-        first = row - P + offset                                             # ds row of the first step that saw it
-        seen = slice(max(first, 0), max(first + K, 0))
-        dhs[row] += (weights[0, seen.start - first:][:seen.stop - seen.start] @ flat_ds[seen]).reshape(B, h)
-
-    flat_dz = dz.reshape(4, T * B, h)
-    inputs = empty((T * B, h + d + 1), dtype, xp)                            # h_{t-1}, x_t, 1
-    inputs[:, :h] = hs[P - 1:P - 1 + T].reshape(T * B, h)
-    inputs[:, h:] = x1.reshape(T * B, d + 1)
-    dUW1 = xp.matmul(inputs.T, flat_dz).transpose(1, 0, 2).reshape(h + d + 1, 4 * h)
-    dx = flat_dz[0] @ W[:, :h].T
-    for gate in range(1, 4):
-        dx += flat_dz[gate] @ W[:, gate * h:(gate + 1) * h].T
-    dx = unpack(dx.reshape(T, B, d).transpose(1, 0, 2), packing)
+    if K:
+        _add_window_to_past(dhs[:P], flat_ds, newest_first[0], offset)
     dpast0 = xp.ascontiguousarray(dhs[:P].transpose(1, 0, 2))
-    return dx, dpast0, dc, dUW1[h:h + d], dUW1[:h], dUW1[h + d], dw_hat[::-1, 0] if K else None
+    dx, dW, dU, db = _through_products(x1, hs[P - 1:P - 1 + T], dz, W)
+    return unpack(dx, packing), dpast0, dc, dW, dU, db, dw_hat[::-1, 0] if K else None
 
 
-def _final_state(hs, cs, P, packing):
-    """Copies of the last P states (B, P, h) and of the cell (B, h), each sample's at its own last real step."""
-    xp, T = array_module(hs), len(cs) - 1
-    if packing is None:
-        return hs[T:].transpose(1, 0, 2).copy(), cs[T].copy()
-    sample = xp.arange(hs.shape[1])
-    rows = packing.lengths[:, None] + xp.arange(P)                           # (B, P)
-    return hs[rows, sample[:, None]], cs[packing.lengths, sample]
+def _gate_slopes(gates_t, out):
+    """sigma' = s - s^2 of i, f, o and tanh' = 1 - g^2, into `out` (4, B, h)."""
+    xp = array_module(out)
+    xp.multiply(gates_t, gates_t, out=out)
+    xp.subtract(gates_t[:3], out[:3], out=out[:3])
+    xp.subtract(1, out[3], out=out[3])
 
 
 def _upstream(dy, dpast, dc, cache):
     """The gradient that enters at each state from outside, time first, in arrays of its own.
 
-    dhs (P+T, B, h): dy, and dpast at the last P states of each sample. Without a mask the cell's is dc (B, h), at the
-    end; with one it is (T+1, B, h), entering at each sample's own last real step.
+    dhs (P+T, B, h): dy, and dpast at the last P states of each sample. dcs: without a mask (1, B, h), dc at the end;
+    with one (T+1, B, h), dc at each sample's own last real step.
     """
     hs, cs, packing = cache.hs, cache.cs, cache.packing
     xp, T, B = array_module(hs=hs, dy=dy, dpast=dpast, dc=dc), len(cs) - 1, hs.shape[1]
@@ -223,9 +216,8 @@ def _upstream(dy, dpast, dc, cache):
     if packing is None:
         if dpast is not None:
             dhs[T:] += dpast.transpose(1, 0, 2)
-        dcs = zeros(cs.shape[1:], cs.dtype, xp)
-        if dc is not None:
-            dcs += dc
+        dcs = zeros((1, *cs.shape[1:]), cs.dtype, xp)
+        dcs[0] = 0 if dc is None else dc
         return dhs, dcs
     sample = xp.arange(B)
     if dpast is not None:
@@ -234,3 +226,30 @@ def _upstream(dy, dpast, dc, cache):
     if dc is not None:
         dcs[packing.lengths, sample] = dc
     return dhs, dcs
+
+
+def _add_window_to_past(dhs_past, flat_ds, newest_first, offset):
+    """dhs_past (P, B, h) += what the windows of the first steps owe the states before the sequence.
+
+    Row j stands for time j - P; the first step whose window holds it is t = j - P + offset, if there is such a step.
+    """
+    P, K = len(dhs_past), len(newest_first)
+    for j in range(P):
+        first = j - P + offset
+        steps = slice(max(first, 0), max(first + K, 0))
+        weights = newest_first[steps.start - first:][:steps.stop - steps.start]
+        dhs_past[j] += (weights @ flat_ds[steps]).reshape(dhs_past[j].shape)
+
+
+def _through_products(x1, hs_before, dz, W):
+    """dx (B, T, d), dW, dU, db from dz (4, T, B, h): one product [h_{t-1}, x_t, 1]^T dz, and dz W^T gate by gate."""
+    xp, (_, T, B, h), d = array_module(dz), dz.shape, W.shape[0]
+    flat_dz = dz.reshape(4, T * B, h)
+    inputs = empty((T * B, h + d + 1), dz.dtype, xp)
+    inputs[:, :h] = hs_before.reshape(T * B, h)
+    inputs[:, h:] = x1.reshape(T * B, d + 1)
+    dUW1 = xp.matmul(inputs.T, flat_dz).transpose(1, 0, 2).reshape(h + d + 1, 4 * h)
+    dx = flat_dz[0] @ W[:, :h].T
+    for gate in range(1, 4):
+        dx += flat_dz[gate] @ W[:, gate * h:(gate + 1) * h].T
+    return dx.reshape(T, B, d).transpose(1, 0, 2), dUW1[h:h + d], dUW1[:h], dUW1[h + d]
