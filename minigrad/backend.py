@@ -251,6 +251,11 @@ def empty(shape, dtype, xp=np):
     return memory[:size].view(dtype).reshape(shape)
 
 
+def release_idle_memory():
+    """Give the pool's idle memory back to the system."""
+    _idle.clear()
+
+
 def zeros(shape, dtype, xp=np):
     """As `empty`, filled with zeros."""
     array = empty(shape, dtype, xp)

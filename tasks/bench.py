@@ -20,10 +20,10 @@ Expect: the table, the floor's parts, bytes a step and unit, cost over S, B and 
 import os
 import sys
 
+from tasks.threads import set_blas_threads
+
 THREADS = (1, 2) if (os.cpu_count() or 1) > 1 else (1,)
-if "numpy" not in sys.modules:     # NumPy's BLAS can be limited later, not extended; tasks.common would start it with 1
-    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
-        os.environ[variable] = str(max(THREADS))
+set_blas_threads(max(THREADS))     # NumPy's BLAS can be limited later, not extended; tasks.common starts it with 1
 
 import argparse  # noqa: E402
 import json  # noqa: E402
@@ -35,7 +35,7 @@ import numpy as np  # noqa: E402, F401 - before tasks.common
 from minigrad.backend import resolve_device  # noqa: E402
 from minigrad.checkpoint import write_atomically  # noqa: E402
 from tasks import bench_measure, bench_peers  # noqa: E402
-from tasks.common import UsageError, environment, run, whole  # noqa: E402
+from tasks.common import OneLineParser, UsageError, environment, run, whole  # noqa: E402
 from tasks.figures import COLOURS, new_figure, save  # noqa: E402
 
 FULL = {"batch_size": 50, "length": 100, "hidden": 128, "window": 10, "repeats": 15, "pause": 0.25, "cost_repeats": 5,
@@ -52,13 +52,6 @@ TARGET_SIZE = ("batch_size", "length", "hidden", "window")
 
 
 # ---- flags -----------------------------------------------------------------------------------------------
-
-class OneLineParser(argparse.ArgumentParser):
-    """An argument parser whose errors are UsageErrors."""
-
-    def error(self, message):
-        raise UsageError(message)
-
 
 def parse(argv):
     """The settings of this measurement; see `--help`."""

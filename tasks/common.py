@@ -5,30 +5,16 @@ Exit status: 0 done; 1 the run stopped on NaN, Inf or an undefined formula; 2 ba
 Import this module before NumPy: `--threads` must be in the environment when NumPy's BLAS is loaded.
 """
 
-import os
 import sys
 
-THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+from tasks.threads import asked_for, set_blas_threads
 
-
-def _set_threads(argv):
-    """Put `--threads N` (default 1: the safe choice on a shared machine) into the environment."""
-    threads = "1"
-    for n, word in enumerate(argv):
-        if word == "--threads" and n + 1 < len(argv):
-            threads = argv[n + 1]
-        elif word.startswith("--threads="):
-            threads = word.partition("=")[2]
-    if threads.isdigit() and int(threads) > 0:
-        os.environ.update(dict.fromkeys(THREAD_VARIABLES, threads))
-
-
-if "numpy" not in sys.modules:
-    _set_threads(sys.argv)
+set_blas_threads(asked_for(sys.argv))
 
 import argparse  # noqa: E402
 import json  # noqa: E402
 import math  # noqa: E402
+import os  # noqa: E402
 import platform  # noqa: E402
 import shlex  # noqa: E402
 import subprocess  # noqa: E402
@@ -80,11 +66,18 @@ def number(low=None, open_low=False):
     return parse
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser whose errors are UsageErrors: one line, no usage text before it."""
+
+    def error(self, message):
+        raise UsageError(message)
+
+
 def parser_for(task, description):
     """A parser with the flags that every task has; defaults come from `with_defaults`, so that a flag that was given
     can be told from one that was not."""
-    parser = argparse.ArgumentParser(prog=f"python tasks/{task}.py", description=description,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = OneLineParser(prog=f"python tasks/{task}.py", description=description,
+                           formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     shared = parser.add_argument_group("shared by all tasks")
     shared.add_argument("--device", choices=["cpu", "gpu", "auto"], help="where to compute (default cpu)")
     shared.add_argument("--seed", type=whole(0), help="of data, initialisation and batches (default 0)")

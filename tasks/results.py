@@ -8,7 +8,7 @@ What is kept of a run: its settings, what it ran on (command, commit, versions, 
 evaluations of its log. Checkpoints are not.
 """
 
-from tasks.common import UsageError, read_config, run
+from tasks.common import OneLineParser, UsageError, read_config, run
 
 # isort: split
 import argparse
@@ -96,8 +96,8 @@ def figure(place, path, names):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(prog="python tasks/results.py", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog="python tasks/results.py", description=__doc__,
+                           formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("keep")
     one.add_argument("folder")
