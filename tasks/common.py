@@ -12,6 +12,7 @@ from tasks.threads import asked_for, set_blas_threads
 set_blas_threads(asked_for(sys.argv))
 
 import argparse  # noqa: E402
+import itertools  # noqa: E402
 import json  # noqa: E402
 import math  # noqa: E402
 import os  # noqa: E402
@@ -157,7 +158,7 @@ def open_run_folder(task, settings):
     """
     if settings["resume"]:
         return Path(settings["resume"])
-    out = Path(settings["out"] or Path("runs") / task / time.strftime("%Y%m%d-%H%M%S"))
+    out = Path(settings["out"]) if settings["out"] else _new_folder(Path("runs") / task)
     if out.is_file():
         raise UsageError(f"--out {out} is a file; expected a folder that is empty or not there yet")
     if out.is_dir() and any(out.iterdir()):
@@ -168,6 +169,13 @@ def open_run_folder(task, settings):
     except OSError as error:
         raise UsageError(f"--out {out} cannot be written ({error.strerror})") from error
     return out
+
+
+def _new_folder(parent):
+    """parent/TIME, with a number behind it when another run began in the same second."""
+    now = time.strftime("%Y%m%d-%H%M%S")
+    names = itertools.chain([now], (f"{now}-{n}" for n in itertools.count(2)))
+    return next(parent / name for name in names if not (parent / name).exists())
 
 
 def write_config(out, settings):
@@ -222,8 +230,10 @@ def run(main, argv=None):
         return _end(f"stopped: {error}", 1)
     except Interrupted as error:
         return _end(str(error), 130)
+    except OSError as error:                                     # a full disk, a folder that went away
+        return _end(f"error: {error}", 2)
     except KeyboardInterrupt:
-        return _end("interrupted; nothing was saved", 130)
+        return _end("interrupted outside of training; what had been saved is kept", 130)
     return 0
 
 

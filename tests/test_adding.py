@@ -166,6 +166,28 @@ def test_an_unwritable_folder_is_refused(tmp_path, capsys):
     assert len(err.splitlines()) == 1
 
 
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path, capsys, monkeypatch):
+    ran(capsys, *SMALL, "--steps", 10, "--out", tmp_path / "run")
+    before = (tmp_path / "run/last.safetensors").read_bytes()
+
+    def no_space(path, content):
+        raise OSError(28, "No space left on device", str(path))
+    monkeypatch.setattr("minigrad.checkpoint.write_atomically", no_space)
+    status, _, err = ran(capsys, "--resume", tmp_path / "run", "--steps", 20, "--quiet")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "No space left on device" in err
+    assert (tmp_path / "run/last.safetensors").read_bytes() == before
+
+
+def test_two_runs_in_one_second_have_folders_of_their_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "20260101-000000")
+    for _ in range(3):
+        assert ran(capsys, *SMALL, "--steps", 1, "--quiet")[0] == 0
+    names = {path.name for path in (tmp_path / "runs/adding").iterdir()}
+    assert names == {"20260101-000000", "20260101-000000-2", "20260101-000000-3"}
+
+
 def test_resume_with_bad_folders_and_files(tmp_path, capsys):
     status, _, err = ran(capsys, "--resume", tmp_path / "nothing")
     assert (status, len(err.splitlines())) == (2, 1)
@@ -225,4 +247,4 @@ def test_an_interrupt_before_training_is_one_line(tmp_path):
             "a.generate = generate\nimport sys; sys.exit(run(a.main, []))")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 130
-    assert done.stderr == "interrupted; nothing was saved\n"
+    assert done.stderr == "interrupted outside of training; what had been saved is kept\n"

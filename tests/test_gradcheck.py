@@ -157,7 +157,8 @@ class Wide(Layer):
 @pytest.mark.parametrize("index", [(0, 0), (17, 5), (59, 29)])
 def test_direction_mode_finds_one_entry_in_a_larger_model(index):
     rng = np.random.default_rng(0)
-    model = Sequential(Linear(20, 60, rng=0), Tanh(rng), Wide(60, 30, index, 1e-3, rng), Tanh(rng), Linear(30, 5))
+    wide = Wide(60, 30, index, 1e-3, rng)
+    model = Sequential(Linear(20, 60, rng=0), Tanh(rng), wide, Tanh(rng), Linear(30, 5, rng=1))
     report = gradcheck(model, (normal(6, 20),), mode="direction")
     assert wrong_rows(report) == {"layers.2.W"}
     row, = (row for row in report.rows if row.name == "layers.2.W")
