@@ -20,22 +20,36 @@ def new_figure(width=7.0, height=4.2):
     return figure, axes
 
 
-def draw_curves(path, series, *, title, x_label, y_label, horizontal=None, log_y=False, colours=None):
-    """One line a series ({name: [(x, y)]}), and a dashed horizontal line (value, name)."""
+def draw_curves(path, series, *, title, x_label, y_label, horizontal=None, colours=None):
+    """One line a series, {name: [(x, y)]}, and a dashed horizontal line (value, name)."""
+    draw_runs(path, {name: [points] for name, points in series.items()}, title=title, x_label=x_label,
+              y_label=y_label, horizontal=horizontal, colours=colours)
+
+
+def draw_runs(path, groups, *, title, x_label, y_label, horizontal=None, colours=None):
+    """One thick line a group, {name: [[(x, y)] of each run]}: the mean, over the runs as thin lines if several."""
     figure, axes = new_figure()
-    for n, (name, points) in enumerate(series.items()):
+    for n, (name, runs) in enumerate(groups.items()):
         colour = colours[n] if colours is not None else COLOURS[n % len(COLOURS)]
-        x, y = zip(*points) if points else ((), ())
-        axes.plot(x, y, color=colour, linewidth=1.8, label=name, marker="o" if len(points) < 2 else None)
+        for points in runs if len(runs) > 1 else []:
+            axes.plot(*zip(*points), color=colour, linewidth=0.7, alpha=0.55)
+        mean = mean_points(runs)
+        x, y = zip(*mean) if mean else ((), ())
+        axes.plot(x, y, color=colour, linewidth=1.9, label=name, marker="o" if len(mean) == 1 else None)
     if horizontal is not None:
         value, name = horizontal
         axes.axhline(value, color="#555555", linewidth=1.0, linestyle="--", label=name)
-    if log_y:
-        axes.set_yscale("log")
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     axes.margins(x=0.01)
-    axes.legend(frameon=False, fontsize=8, ncols=2 if len(series) > 6 else 1)
+    axes.legend(frameon=False, fontsize=8, ncols=2 if len(groups) > 6 else 1)
     save(figure, path)
+
+
+def mean_points(runs):
+    """[(x, mean y)] at the x that all runs have."""
+    values = [dict(points) for points in runs]
+    shared = [x for x in values[0] if all(x in other for other in values)]
+    return [(x, sum(run[x] for run in values) / len(values)) for x in shared]
 
 
 def draw_attention_weights(path, weights, offset, title):

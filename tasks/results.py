@@ -2,7 +2,8 @@
 
     python tasks/results.py keep runs/adding/... --as rra-K10-seed0     a run into docs/results/adding/: JSON and CSV
     python tasks/results.py table docs/results/adding                   a Markdown table of what is kept there
-    python tasks/results.py figure docs/results/adding FILE.png NAME... the kept runs' test curves, those named
+    python tasks/results.py figure docs/results/adding FILE.png NAME... the test curves of those named, all if none are;
+                                                                        NAME-seed0, NAME-seed1 are drawn as one group
 
 What is kept of a run: its settings, what it ran on (command, commit, versions, processor, threads), its result, and the
 evaluations of its log. Checkpoints are not.
@@ -13,13 +14,14 @@ from tasks.common import OneLineParser, UsageError, read_config, run
 # isort: split
 import argparse
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
 
 from minigrad.checkpoint import CheckpointError
 from minigrad.runlog import RunLog, read_log
-from tasks.figures import draw_curves
+from tasks.figures import draw_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 HIDDEN_FLAGS = ("--out", "--quiet", "--threads")
@@ -83,16 +85,17 @@ def table(place):
 
 
 def figure(place, path, names):
-    """The test curves of the kept runs."""
-    series = {}
+    """The test curves of the kept runs; runs that differ in the seed alone (NAME-seedN) share a colour and a mean."""
+    groups = {}
     for name, kept in kept_runs(place, names).items():
         _, rows = read_log(Path(place) / f"{name}.csv")
-        series[name] = [(row["step"], row["test_mse"]) for row in rows if row["step"]]
-        baseline = kept["result"]["baseline"]
-        settings = kept["settings"]
+        settings, baseline = kept["settings"], kept["result"]["baseline"]
+        points = [(row["step"], row["test_mse"]) for row in rows if row["step"]]
+        groups.setdefault(re.sub(r"-seed\d+$", "", name), []).append(points)
+    groups = {f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name: runs for name, runs in groups.items()}
     how = "the paper's setting" if settings["paper"] else settings["optimizer"]
-    draw_curves(path, series, title=f"Adding problem, S = {settings['length']}, {how}", x_label="iteration",
-                y_label="test MSE", horizontal=(baseline, f"always 1: {baseline:.3f}"))
+    draw_runs(path, groups, title=f"Adding problem, S = {settings['length']}, {how}", x_label="iteration",
+              y_label="test MSE", horizontal=(baseline, f"always 1: {baseline:.3f}"))
 
 
 def main(argv):
