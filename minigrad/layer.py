@@ -111,7 +111,9 @@ def looks_at_values(layer, array):
 
 
 class Sequential(Layer):
-    """y = f_n(... f_2(f_1(x))): layers one after another. Each is given the same mask and rng.
+    """y = f_n(... f_2(f_1(x))): layers one after another. Each is given the same mask and the one rng.
+
+    x and y as the first layer takes and the last one gives them. Backward runs through the layers' own, last one first.
 
     Raises TypeError for something that is not a Layer, and for a recurrent layer (`Stack` carries states).
     """

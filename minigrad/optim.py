@@ -36,7 +36,8 @@ class Optimizer:
     """Base: a subclass names its accumulators in `slots` and writes `update(theta, g, *accumulators)`.
 
     `accumulators[slot]` is a list of arrays, one a parameter, in the order of `parameters`; with `steps`, the
-    number of steps taken, it is all that a continued run needs.
+    number of steps taken, it is all that a continued run needs. They are made with the dtype and on the device that the
+    parameters have then: convert or move a layer first.
     """
 
     slots = ()

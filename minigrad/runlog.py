@@ -4,7 +4,7 @@ import csv
 import io
 from pathlib import Path
 
-from minigrad.checkpoint import write_atomically
+from minigrad.checkpoint import CheckpointError, write_atomically
 
 
 class RunLog:
@@ -33,8 +33,14 @@ class RunLog:
         self.rows.append(row)
 
     def cut_back(self, step):
-        """Read the file and keep the whole rows up to `step`: what a killed run wrote beyond its checkpoint goes."""
-        self.columns, rows = read_log(self.path)
+        """Read the file and keep the whole rows up to `step`: what a killed run wrote beyond its checkpoint goes.
+
+        Raises CheckpointError for a file that is missing or no log.
+        """
+        try:
+            self.columns, rows = read_log(self.path)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"log {self.path}: missing or damaged ({error})") from error
         self.rows = [row for row in rows if row["step"] <= step]
         write_atomically(self.path, self._line(self.columns) + b"".join(self._row(row) for row in self.rows))
 

@@ -4,6 +4,7 @@ A run is a function of its configuration: the examples of a step and its random 
 so a run that is killed anywhere and resumed ends in the same bytes as one never stopped.
 """
 
+import contextlib
 import math
 import signal
 import threading
@@ -20,7 +21,7 @@ from minigrad.progress import Progress
 from minigrad.runlog import RunLog
 
 # What a resumed run may change without becoming another run.
-FREE_SETTINGS = ("steps", "epochs", "device", "threads", "quiet", "out", "resume", "data")
+FREE_SETTINGS = ("steps", "epochs", "target", "device", "threads", "quiet", "out", "resume", "data")
 
 
 class NonFiniteError(ArithmeticError):
@@ -93,7 +94,7 @@ class Trainer:
                 self.save()
         finally:
             progress.close()
-        if self._interrupted and self.step < steps and not reason:
+        if self._interrupted:
             raise Interrupted(f"stopped at step {self.step} of {steps}; the state is saved in {self.out}")
         return reason
 
@@ -101,15 +102,15 @@ class Trainer:
         batch = to_device(self.batches[self.step], self.device)
         rng = step_generator(self.seed, self.step, self.device)
         self.optimizer.zero_grad()
-        try:
+        with self._naming_the_step(self.step + 1):
             loss = self.forward_backward(self.model, batch, rng)
-        except ArithmeticError as error:                                     # a model's `validate`
-            raise NonFiniteError(f"step {self.step + 1}: {error}; {self._kept()}") from error
+        norm = grad_norm(self.named.values())
+        if on_host(norm) or (self.step + 1) % self.log_every == 0:           # on a GPU looking means waiting
+            self._require_finite(loss, norm)                                 # before clipping, which would hide Inf
         if self.clip_value is not None:
             clip_grad_value(self.named.values(), self.clip_value)
-        norm = self._clip_norm()
-        if on_host(norm) or (self.step + 1) % self.log_every == 0:           # on a GPU looking means waiting
-            self._require_finite(loss, norm)
+        if self.clip_norm is not None:
+            clip_grad_norm(self.named.values(), self.clip_norm)
         self.optimizer.step()
         self.step += 1
         self.loss_sum[0] += loss
@@ -117,21 +118,20 @@ class Trainer:
         self.seconds = time.monotonic() - self._began
         return norm
 
-    def _clip_norm(self):
-        """The gradient's norm before clipping. On the host a non-finite one is left as it came, so that the gradient
-        at fault can be named."""
-        if self.clip_norm is None:
-            return grad_norm(self.named.values())
-        host = on_host(next(iter(self.named.values())).grad)
+    @contextlib.contextmanager
+    def _naming_the_step(self, step):
+        """A model's `validate` knows neither the step nor what is kept of the run."""
         try:
-            return clip_grad_norm(self.named.values(), self.clip_norm, error_if_nonfinite=host)
-        except FloatingPointError:
-            return grad_norm(self.named.values())
+            yield
+        except ArithmeticError as error:
+            raise NonFiniteError(f"step {step}: {error}; {self._kept()}") from error
 
     # ---- what is written ---------------------------------------------------------------------------------
 
     def _first_row(self):
         figures = self.evaluate(self.model)
+        if self.best_name not in figures:
+            raise ValueError(f"Trainer: best is {self.best_name!r}; expected one of evaluate's, {', '.join(figures)}")
         self.log.start(["step", "seconds", "lr", "loss", "grad_norm", *figures])
         self.log.append({"step": 0, "seconds": 0.0, "lr": self.optimizer.lr, **figures})
 
@@ -143,7 +143,8 @@ class Trainer:
             return False
         total, count = (float(value) for value in self.loss_sum)
         self.loss_sum[...] = 0
-        self.model.validate()
+        with self._naming_the_step(self.step):
+            self.model.validate()
         row = {"step": self.step, "seconds": round(self.seconds, 3), "lr": self.optimizer.lr,
                "loss": total / max(count, 1), "grad_norm": float(norm)}
         figures = self.evaluate(self.model) if evaluates else {}
@@ -157,6 +158,8 @@ class Trainer:
         self._require_finite_parameters()
         evaluated = self.log.rows[-1]
         value = evaluated.get(self.best_name) if evaluated["step"] == self.step else None
+        if value is not None and not math.isfinite(value):
+            raise NonFiniteError(f"step {self.step}: {self.best_name} is {value}; {self._kept()}")
         if value is not None and (self.best["value"] is None or value < self.best["value"]):
             self.best = {"value": value, "step": self.step}
             save_checkpoint(self.out / "best.safetensors", *self._state())
@@ -186,14 +189,20 @@ class Trainer:
         """
         path = self.out / "last.safetensors"
         tensors, meta = load_checkpoint(path)
-        self._require_same("optimizer", meta["optimizer"]["name"], type(self.optimizer).__name__, path)
-        for key in sorted(set(meta["config"]) | set(self.config)):
-            if key not in FREE_SETTINGS:
-                self._require_same(key, meta["config"].get(key), self.config.get(key), path)
+        ours = self._state()[1]
+        try:
+            self._require_same("optimizer", meta["optimizer"]["name"], ours["optimizer"]["name"], path)
+            for key in sorted(set(meta["config"]) | set(self.config)):
+                if key not in FREE_SETTINGS:
+                    self._require_same(key, meta["config"].get(key), self.config.get(key), path)
+            for key in ("random_numbers", "data_order"):
+                self._require_same(f"{key}' seed", meta[key]["seed"], ours[key]["seed"], path)
+            step, seconds, best, taken = meta["step"], meta["seconds"], meta["best"], meta["optimizer"]["steps"]
+        except KeyError as error:
+            raise CheckpointError(f"checkpoint {path}: {error} is missing; it is not a training run's") from error
+        self.log.cut_back(step)
         fill_exactly(self._tensors(), tensors, path)
-        self.step, self.seconds, self.best = meta["step"], meta["seconds"], meta["best"]
-        self.optimizer.steps = meta["optimizer"]["steps"]
-        self.log.cut_back(self.step)
+        self.step, self.seconds, self.best, self.optimizer.steps = step, seconds, best, taken
 
     @staticmethod
     def _require_same(key, came, expected, path):

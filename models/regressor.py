@@ -23,6 +23,7 @@ class SequenceRegressor(Layer):
         self.readout = Linear(h, d_out, rng=rng, dtype=dtype)
 
     def forward(self, x, mask=None, rng=None):
+        array_module(x=x, mask=mask)
         if x.ndim == 3 and x.shape[1] == 0:
             raise ValueError(f"SequenceRegressor: x has shape {x.shape}; expected at least one step")
         (hs, _), cell_cache = self.cell.forward(x, mask=mask, rng=rng)       # (B, L, h)

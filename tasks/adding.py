@@ -29,6 +29,7 @@ from tasks.common import (  # first: it sets the number of BLAS threads
     settings_of,
     steps_of,
     whole,
+    write_config,
 )
 
 # isort: split
@@ -39,6 +40,7 @@ from pathlib import Path
 import numpy as np
 
 from minigrad.backend import asnumpy, to_device
+from minigrad.checkpoint import write_atomically
 from minigrad.data import Batches, adding_problem
 from minigrad.initializers import GATE_BLOCKS
 from minigrad.layers import LSTM, RRALSTM, Stack
@@ -81,7 +83,7 @@ def parse(argv):
     own.add_argument("--target", type=number(0), help="stop at this test MSE when no --steps are given (default 0.01)")
     given = parser.parse_args(argv)
     settings = settings_of(given, {**DEFAULTS, **(PAPER if given.paper else {})})
-    if given.resume is None and (given.steps or given.epochs):
+    if given.steps or given.epochs:
         settings["target"] = given.target
     names = names_of(settings)
     for name in names:
@@ -143,6 +145,16 @@ def evaluation(test, device):
     return evaluate
 
 
+def always_one(test):
+    """The baseline: the test MSE of always predicting 1."""
+    return float(((1 - test[1])**2).mean(dtype="float64"))
+
+
+def mse_curve(log):
+    """[(step, test MSE)] from the first training step on; that of the untrained model would squash the figure."""
+    return [(step, mse) for step, mse in log.column("test_mse") if step]
+
+
 def beats_baseline(points, baseline):
     """(step, confirmed): the first evaluation that with the next four lies below 0.95 x the baseline's test MSE.
 
@@ -163,18 +175,19 @@ def train_one(name, settings, data, out, steps):
     batches = Batches(train, settings["batch_size"], seed=settings["seed"])
     trainer = Trainer(
         model, make_optimizer(settings, model.parameters()), batches, forward_backward, evaluation(test, device),
-        out=out, best="test_mse", config={**settings, "model": name}, seed=settings["seed"], device=device,
-        eval_every=settings["eval_every"], quiet=settings["quiet"], **clip_settings(settings))
+        out=out, best="test_mse", config={**settings, "model": name, "compare": None}, seed=settings["seed"],
+        device=device, eval_every=settings["eval_every"], quiet=settings["quiet"], **clip_settings(settings))
     if settings["resume"] and (out / "last.safetensors").exists():
         trainer.resume()
         say(settings, f"{name}: goes on from step {trainer.step}")
-    baseline = float(((1 - test[1])**2).mean(dtype="float64"))
+    baseline = always_one(test)
 
     def stop(log):
         points = log.column("test_mse")
-        if beats_baseline(points, baseline)[1] and not beats_baseline(points[:-1], baseline)[1]:
-            trainer.progress.line(f"{name}: beats the baseline since step {beats_baseline(points, baseline)[0]}: five "
-                                  f"evaluations running below {BEATS} x {baseline:.4f}")
+        step, confirmed = beats_baseline(points, baseline)
+        if confirmed and not beats_baseline(points[:-1], baseline)[1]:
+            trainer.progress.line(f"{name}: beats the baseline since step {step}: five evaluations running below "
+                                  f"{BEATS} x {baseline:.4f}")
         if settings["target"] and points[-1][1] < settings["target"]:
             return f"test MSE {points[-1][1]:.4g} is below the target {settings['target']}"
         return None
@@ -191,18 +204,18 @@ def train_one(name, settings, data, out, steps):
 
 
 def report(name, trainer, baseline, reason, out):
-    """Print what came out, and keep it in result.json."""
+    """Keep what came out in result.json, and print it."""
     points = trainer.log.column("test_mse")
     step, confirmed = beats_baseline(points, baseline)
     verdict = "has not beaten the baseline" if step is None else (
         f"beats the baseline ({BEATS} x {baseline:.4f}) from step {step}"
         + ("" if confirmed else f" (only {sum(s > step for s, _ in points)} evaluations followed)"))
-    print(f"{name}: test MSE {points[-1][1]:.4g} at step {trainer.step}; {verdict}; {trainer.seconds:.0f} s"
-          + (f"; stopped: {reason}" if reason else ""))
     result = {"model": name, "steps": trainer.step, "test_mse": points[-1][1], "best": trainer.best,
               "baseline": baseline, "beats_baseline_at": step, "beats_baseline_confirmed": confirmed,
               "seconds": round(trainer.seconds, 1)}
-    (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_atomically(out / "result.json", f"{json.dumps(result, indent=1)}\n".encode())
+    print(f"{name}: test MSE {points[-1][1]:.4g} at step {trainer.step}; {verdict}; {trainer.seconds:.0f} s"
+          + (f"; stopped: {reason}" if reason else ""))
 
 
 def title(settings):
@@ -212,7 +225,7 @@ def title(settings):
 
 def figures_of(name, settings, log, baseline, out):
     """figure4.png, and for RRA figure7.png."""
-    draw_curves(out / "figure4.png", {label(name, settings): log.column("test_mse")}, title=title(settings),
+    draw_curves(out / "figure4.png", {label(name, settings): mse_curve(log)}, title=title(settings),
                 x_label="iteration", y_label="test MSE", horizontal=(baseline, f"always 1: {baseline:.3f}"))
     weights = {int(c.removeprefix("w_hat_")): log.column(c) for c in log.columns if c.startswith("w_hat_")}
     if weights:
@@ -251,12 +264,14 @@ def main(argv):
 
 def compare(settings, data, out, steps):
     """Train the models one after another, each in its own folder, then draw them together (Figure 4)."""
-    baseline = float(((1 - data[1][1])**2).mean(dtype="float64"))
     series = {}
     for name in names_of(settings):
         folder = out / name
         folder.mkdir(exist_ok=True)
-        series[label(name, settings)] = train_one(name, settings, data, folder, steps).column("test_mse")
+        if not (folder / "config.json").exists():
+            write_config(folder, {**settings, "model": name, "compare": None})
+        series[label(name, settings)] = mse_curve(train_one(name, settings, data, folder, steps))
+    baseline = always_one(data[1])
     draw_curves(out / "figure4.png", series, title=title(settings), x_label="iteration", y_label="test MSE",
                 horizontal=(baseline, f"always 1: {baseline:.3f}"))
 

@@ -1,6 +1,7 @@
 """What all tasks share: flags, the run folder, one-line errors and exit statuses.
 
-Exit status: 0 done; 1 the run stopped on NaN, Inf or an undefined formula; 2 bad input; 130 interrupted (saved).
+Exit status: 0 done; 1 the run stopped on NaN, Inf or an undefined formula; 2 bad input, or a file or disk that fails;
+130 interrupted (saved).
 
 Import this module before NumPy: `--threads` must be in the environment when NumPy's BLAS is loaded.
 """
@@ -75,8 +76,8 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def parser_for(task, description):
-    """A parser with the flags that every task has; defaults come from `with_defaults`, so that a flag that was given
-    can be told from one that was not."""
+    """A parser with the flags that every task has; defaults come from `settings_of`, so that a flag that was given can
+    be told from one that was not."""
     parser = OneLineParser(prog=f"python tasks/{task}.py", description=description,
                            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     shared = parser.add_argument_group("shared by all tasks")
@@ -118,6 +119,9 @@ def settings_of(given, defaults):
                              f"{saved.get(key)!r}; a resumed run keeps its settings")
     if given.get("out") not in (None, given["resume"]):
         raise UsageError("--out and --resume name different folders; --resume goes on in its own")
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):        # the new one takes the place of the old
+        if one in given and other not in given:
+            saved[other] = None
     return {**saved, **given, "out": given["resume"]}
 
 
@@ -158,12 +162,14 @@ def open_run_folder(task, settings):
     """
     if settings["resume"]:
         return Path(settings["resume"])
-    out = Path(settings["out"]) if settings["out"] else _new_folder(Path("runs") / task)
+    out = Path(settings["out"]) if settings["out"] else None
+    if out is None:
+        return _new_folder(Path("runs") / task, settings)
     if out.is_file():
         raise UsageError(f"--out {out} is a file; expected a folder that is empty or not there yet")
-    if out.is_dir() and any(out.iterdir()):
-        raise UsageError(f"--out {out} is not empty; nothing was written. Give another folder, or --resume {out}")
     try:
+        if out.is_dir() and any(out.iterdir()):
+            raise UsageError(f"--out {out} is not empty; nothing was written. Give another folder, or --resume {out}")
         out.mkdir(parents=True, exist_ok=True)
         write_config(out, settings)
     except OSError as error:
@@ -171,11 +177,18 @@ def open_run_folder(task, settings):
     return out
 
 
-def _new_folder(parent):
+def _new_folder(parent, settings):
     """parent/TIME, with a number behind it when another run began in the same second."""
     now = time.strftime("%Y%m%d-%H%M%S")
-    names = itertools.chain([now], (f"{now}-{n}" for n in itertools.count(2)))
-    return next(parent / name for name in names if not (parent / name).exists())
+    for name in itertools.chain([now], (f"{now}-{n}" for n in itertools.count(2))):
+        try:
+            (parent / name).mkdir(parents=True)
+            write_config(parent / name, settings)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(f"{parent} cannot be written ({error.strerror}); give a folder with --out") from error
+        return parent / name
 
 
 def write_config(out, settings):

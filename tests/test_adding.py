@@ -92,6 +92,30 @@ def test_a_target_ends_the_run(tmp_path, capsys):
     assert load_checkpoint(tmp_path / "run/last.safetensors")[1]["step"] == 0
 
 
+def test_a_run_that_stopped_on_its_target_goes_on_when_told_to(tmp_path, capsys):
+    ran(capsys, *SMALL, "--target", 100, "--out", tmp_path / "run")
+    for flags, step in [(["--steps", 20], 20), (["--epochs", 5], 40)]:
+        status, _, err = ran(capsys, "--resume", tmp_path / "run", *flags)
+        assert status == 0, err
+        assert load_checkpoint(tmp_path / "run/last.safetensors")[1]["step"] == step
+
+
+def test_a_part_of_a_comparison_can_be_resumed_alone(tmp_path, capsys):
+    ran(capsys, *SMALL, "--steps", 10, "--compare", "rra,lstm", "--out", tmp_path / "run")
+    status, _, err = ran(capsys, "--resume", tmp_path / "run/lstm", "--steps", 20)
+    assert status == 0, err
+    assert load_checkpoint(tmp_path / "run/lstm/last.safetensors")[1]["step"] == 20
+
+
+def test_the_figures_show_every_offset_and_no_untrained_model(tmp_path, monkeypatch, capsys):
+    drawn = {}
+    monkeypatch.setattr("tasks.figures.draw_runs", lambda path, groups, **_: drawn.update({path.name: groups}))
+    assert ran(capsys, *SMALL, "--steps", 30, "--offset", 1, "--out", tmp_path / "run")[0] == 0
+    assert list(drawn["figure7.png"]) == ["$h_{t-1}$", "$h_{t-2}$", "$h_{t-3}$"]
+    curve, = drawn["figure4.png"]["RRA, K = 3"]
+    assert [step for step, _ in curve] == [10, 20, 30]
+
+
 def test_stacked_layers_epochs_and_other_optimizers(tmp_path, capsys):
     status, out, _ = ran(capsys, *SMALL, "--epochs", 2, "--layers", 2, "--optimizer", "rmsprop", "--lr", 1e-3,
                          "--clip-value", 1, "--dtype", "float64", "--normalize", "softmax", "--offset", 1, "--out",

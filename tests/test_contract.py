@@ -13,8 +13,11 @@ from helpers import all_gradients, assert_close, assert_identical, flat, grads, 
 import minigrad
 import minigrad.layers
 import models
+import models.regressor
 from minigrad import Layer, gradcheck
 from minigrad.backend import asnumpy, to_device
+from minigrad.layers import Stack
+from minigrad.layers.recurrent import Recurrent
 from minigrad.tree import tree_map
 
 RECURRENT = [case for case in TABLE if case.state]
@@ -36,7 +39,7 @@ def layer_classes(package):
     for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         for name, value in vars(importlib.import_module(info.name)).items():
             public = inspect.isclass(value) and issubclass(value, Layer) and not name.startswith("_")
-            if public and value.__module__ == info.name and "forward" in vars(value) and "backward" in vars(value):
+            if public and value.__module__ == info.name and value is not Recurrent:     # a base, no layer of its own
                 yield value
 
 
@@ -94,9 +97,10 @@ def test_nothing_is_written_but_gradients(case):
 
 
 @every_recurrent
-def test_a_state_is_a_copy(case):
-    layer = case.layer()
-    (y, state), cache = run_forward(layer, case.x(), case.keywords())
+@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "mask"])
+def test_a_state_is_a_copy(case, masked):
+    layer, keywords = case.layer(), case.keywords()
+    (y, state), cache = run_forward(layer, case.x(), keywords if masked else {"state": keywords["state"]})
     held = snapshot((y, cache))
     for array in flat(state):
         array[...] = np.nan
@@ -338,6 +342,53 @@ def test_the_call_drops_the_cache(case):
     layer, x, keywords = case.layer(), case.x(), case.keywords()
     keywords.pop("rng", None)
     assert_identical(layer(x, **keywords), layer.forward(x, **keywords)[0])
+
+
+@every_layer
+@pytest.mark.parametrize(("x_dtype", "layer_dtype"), [("float32", "float64"), ("float64", "float32")])
+def test_mixed_dtypes_give_the_wider_one(case, x_dtype, layer_dtype):
+    """The wider dtype's numbers, not the narrower ones' stored in it."""
+    layer = case.layer("float32").astype(layer_dtype)
+    wide = case.layer("float32").astype("float64")
+    x, keywords = case.x(dtype=x_dtype), {**case.keywords(dtype=x_dtype), "rng": None}
+    out, cache = run_forward(layer, x, keywords)
+    expected, _ = run_forward(wide, x.astype("float64"), tree_map(
+        lambda a: a.astype("float64") if a.dtype.kind == "f" else a, keywords))
+    if not wide.parameters():
+        expected = tree_map(lambda a: a.astype(x_dtype), expected)
+    assert_close(out, expected)
+    assert {a.dtype for a in flat(out)} == {a.dtype for a in flat(expected)}
+    layer.backward(upstream(out), cache)
+    assert all(p.grad.dtype == layer_dtype for p in layer.parameters())
+
+
+@every_layer
+def test_an_empty_batch(case):
+    keywords = {name: value if name == "rng" else tree_map(lambda a: a[:0], value)
+                for name, value in case.keywords().items()}
+    layer = case.layer()
+    out, cache = run_forward(layer, case.x()[:0], keywords)
+    returned = layer.backward(upstream(out), cache)
+    assert all(a.shape[0] == 0 for a in flat(out) + flat(returned))
+    assert not any(g.any() for g in grads(layer))
+
+
+class Drawing(Recurrent):
+    """A recurrent layer that draws random numbers, as one with dropout inside would."""
+
+    def forward(self, x, state=None, mask=None, rng=None):
+        return (x if rng is None else x * rng.random(x.shape), ()), (rng,)
+
+
+def test_composites_pass_the_one_rng_down():
+    stack, x = Stack(Drawing(), Drawing()), np.ones((2, 3, 4))
+    (y, _), _ = stack.forward(x, rng=np.random.default_rng(0))
+    rng = np.random.default_rng(0)
+    assert_identical(y, rng.random(x.shape) * rng.random(x.shape))
+    model = models.regressor.SequenceRegressor(Drawing(), 4, rng=0, dtype="float64")
+    y, _ = model.forward(x, rng=np.random.default_rng(0))
+    drawn = np.random.default_rng(0).random(x.shape)
+    assert_close(y, drawn[:, -1] @ model.readout.W.value)
 
 
 @pytest.mark.gpu

@@ -206,10 +206,26 @@ X = np.zeros((2, 3, 4))
     (lambda: RRALSTM(4, 5, 3, offset=0), r"RRALSTM: offset is 0"),
     (lambda: RRALSTM(4, 5, 3, normalize="mean"), r"normalize is 'mean'; expected one of 'sum', 'softmax'"),
     (lambda: LSTM(4, 5, init="xavier"), r"init is 'xavier'"),
+    (lambda: LSTM(4, 5, forget_bias=float("nan")), r"forget_bias is nan"),
+    (lambda: RRALSTM(4, 5, 2, forget_bias=float("inf")), r"forget_bias is inf"),
 ])
 def test_bad_settings(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize(("upstream", "sentence"), [
+    ((None, np.zeros(3)), r"dstate is ndarray; expected a tuple"),
+    ((None, (None,)), r"dstate is 1 entries"),
+    ((None, (np.zeros((2, 4)), None)), r"dstate's h has shape \(2, 4\); expected \(2, 5\)"),
+    ((None, (None, np.zeros((1, 5)))), r"dstate's c has shape \(1, 5\); expected \(2, 5\)"),
+    ((np.zeros((1, 3, 5)), None), r"dy has shape \(1, 3, 5\); expected \(2, 3, 5\)"),
+])
+def test_a_wrong_upstream_gradient_is_refused_not_broadcast(upstream, sentence):
+    layer = LSTM(4, 5, dtype="float64")
+    _, cache = layer.forward(X)
+    with pytest.raises(ValueError, match=sentence):
+        layer.backward(upstream, cache)
 
 
 @pytest.mark.parametrize("make", [lambda: LSTM(4, 5, dtype="float64"), lambda: RRALSTM(4, 5, 2, dtype="float64")],

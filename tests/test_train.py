@@ -103,6 +103,20 @@ def test_clipping_bounds_the_gradient_that_the_optimizer_sees(tmp_path):
     assert trainer.log.rows[-1]["grad_norm"] > 0.1          # the norm before clipping is what is logged
 
 
+def test_clipping_by_value_bounds_every_entry(tmp_path):
+    largest = []
+
+    class Watching(SGD):
+        def step(self):
+            largest.append(max(abs(p.grad).max() for p in self.parameters))
+            super().step()
+    model = Linear(3, 1, rng=0)
+    trainer = make_trainer(tmp_path, model=model, optimizer=Watching(model.parameters(), lr=0.01), clip_value=0.05)
+    trainer.train(5)
+    assert max(largest) <= 0.05
+    assert trainer.log.rows[-1]["grad_norm"] > 0.1
+
+
 def test_every_step_has_its_own_random_numbers(tmp_path):
     drawn = []
 
@@ -240,6 +254,63 @@ def test_resume_refuses_what_does_not_fit(tmp_path):
         resumed(model=cell, optimizer=Adam(cell.parameters()))
 
 
+def test_resume_refuses_another_seed(tmp_path):
+    make_trainer(tmp_path, seed=1).train(5)
+    with pytest.raises(CheckpointError, match="random_numbers' seed is 1; this run has 2"):
+        make_trainer(tmp_path, seed=2).resume()
+
+
+def test_best_is_the_smallest_and_is_remembered_by_a_resumed_run(tmp_path):
+    values = {0: 9.0, 10: 3.0, 20: 5.0, 30: 4.0, 40: 2.0}
+
+    def trainer():
+        made = make_trainer(tmp_path)
+        made.evaluate = lambda model: {"mse": values[made.step]}
+        return made
+    first = trainer()
+    first.train(20)
+    assert first.best == {"value": 3.0, "step": 10}
+    second = trainer()
+    second.resume()
+    assert second.seconds >= first.seconds
+    second.train(30)
+    assert load_checkpoint(tmp_path / "best.safetensors")[1]["step"] == 10
+    second.train(40)
+    assert load_checkpoint(tmp_path / "best.safetensors")[1]["step"] == 40
+
+
+@pytest.mark.parametrize("content", [None, "", "foo\n", "a,b\n1,2\n"])
+def test_a_damaged_log_is_named_before_anything_is_changed(tmp_path, content):
+    make_trainer(tmp_path).train(10)
+    (tmp_path / "log.csv").unlink()
+    if content is not None:
+        (tmp_path / "log.csv").write_text(content)
+    resumed = make_trainer(tmp_path)
+    before = resumed.model.W.value.copy()
+    with pytest.raises(CheckpointError, match=r"log .*log.csv: missing or damaged"):
+        resumed.resume()
+    np.testing.assert_array_equal(resumed.model.W.value, before)
+
+
+def test_best_must_be_something_that_evaluate_returns(tmp_path):
+    with pytest.raises(ValueError, match="best is 'accuracy'; expected one of evaluate's, mse"):
+        make_trainer(tmp_path, best="accuracy").train(5)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_its_number_of_threads(tmp_path):
+    """Sums are grouped by thread: another count would give other last bits."""
+    out = tmp_path / "run"
+    script = [sys.executable, str(ROOT / "tasks/adding.py")]
+    code = "import os, tasks.common; print(os.environ['OPENBLAS_NUM_THREADS'])"
+    subprocess.run([*script, *SMALL, "--threads", "2", "--quiet", "--out", str(out)], check=True, timeout=60,
+                   stdout=subprocess.DEVNULL)
+    for argv, threads in [(["--resume", str(out)], "2"), ([f"--resume={out}"], "2"), (["--resume", "nowhere"], "1"),
+                          (["--resume", str(out), "--threads", "1"], "1"), ([], "1"), (["--threads", "x"], "1")]:
+        done = subprocess.run([sys.executable, "-c", code, *argv], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.stdout.strip() == threads, argv
+
+
 # ---- how a run ends --------------------------------------------------------------------------------------
 
 def poisoned(at, value, where):
@@ -261,7 +332,8 @@ def poisoned(at, value, where):
 @pytest.mark.parametrize(("where", "named"), [("b", "the gradient of b"), ("W", "the gradient of W"),
                                               ("loss", "the loss")])
 def test_nan_stops_the_run_and_names_step_and_tensor(tmp_path, value, where, named):
-    trainer = make_trainer(tmp_path, poisoned(13, value, where), clip_norm=None if where == "W" else 1.0)
+    trainer = make_trainer(tmp_path, poisoned(13, value, where), clip_norm=None if where == "W" else 1.0,
+                           clip_value=1.0 if where == "W" else None)
     with pytest.raises(NonFiniteError, match=rf"step 13: {named} is not finite.*good checkpoint is kept in .*last"):
         trainer.train(30)
     state, meta = load_checkpoint(tmp_path / "last.safetensors")
@@ -282,6 +354,26 @@ def test_non_finite_parameters_are_never_saved_over_a_good_checkpoint(tmp_path):
     with pytest.raises(NonFiniteError, match=r"step 20: W is not finite; the last good checkpoint is kept"):
         trainer.train(30)
     assert load_checkpoint(tmp_path / "last.safetensors")[1]["step"] == 10
+
+
+@pytest.mark.parametrize("at", [0, 20])
+def test_an_evaluation_that_is_not_finite_stops_the_run(tmp_path, at):
+    trainer = make_trainer(tmp_path)
+    trainer.evaluate = lambda model: {"mse": np.nan if trainer.step == at else 1.0}
+    with pytest.raises(NonFiniteError, match=f"step {at}: mse is nan"):
+        trainer.train(30)
+
+
+def test_a_formula_that_becomes_undefined_is_named_with_its_step(tmp_path):
+    """Where forward does not look (on a GPU), the trainer does at log intervals."""
+    trainer = make_trainer(tmp_path)
+
+    def validate():
+        if trainer.step == 15:
+            raise ArithmeticError("w sums to 0")
+    trainer.model.validate = validate
+    with pytest.raises(NonFiniteError, match="step 15: w sums to 0; the last good checkpoint is kept"):
+        trainer.train(30)
 
 
 def test_an_undefined_formula_stops_the_run(tmp_path):
@@ -315,6 +407,28 @@ def test_ctrl_c_saves_and_ends(tmp_path):
     resumed.train(45)
     assert tensors(tmp_path / "last.safetensors") == tensors(tmp_path / "whole/last.safetensors")
     assert without_seconds(tmp_path / "log.csv") == without_seconds(tmp_path / "whole/log.csv")
+
+
+def test_ctrl_c_in_the_last_evaluation_is_not_lost(tmp_path):
+    trainer = make_trainer(tmp_path)
+    inner = trainer.evaluate
+
+    def evaluate(model):
+        if trainer.step == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+        return inner(model)
+    trainer.evaluate = evaluate
+    with pytest.raises(Interrupted, match="stopped at step 20 of 20"):
+        trainer.train(20)
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path):
+    def twice(model, batch, rng):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        return forward_backward(model, batch, rng)
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(tmp_path, twice).train(20)
 
 
 @pytest.mark.slow

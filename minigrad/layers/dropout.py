@@ -1,6 +1,6 @@
 """Dropout (Srivastava et al. 2014), in the inverted form: the scaling happens in training."""
 
-from minigrad.backend import uniform_like
+from minigrad.backend import array_module, uniform_like
 from minigrad.check import check_number
 from minigrad.layer import Layer
 
@@ -9,7 +9,8 @@ class Dropout(Layer):
     """y = x * m / (1 - p) with m_i = 1 with probability 1 - p, else 0; the identity when rng is None.
 
     Backward: dx = dy * m / (1 - p), with the m that forward drew: it is in the cache.
-    x of any shape. `mask` is accepted and has no effect. Raises ValueError for p outside [0, 1).
+    x of any shape, floating point; y has its shape and dtype. `mask` is accepted and has no effect.
+    Raises ValueError for p outside [0, 1), TypeError for x of another dtype.
     """
 
     def __init__(self, p, *, rng=None, dtype=None):
@@ -17,6 +18,9 @@ class Dropout(Layer):
         self.p = float(p)
 
     def forward(self, x, mask=None, rng=None):
+        array_module(x=x)
+        if x.dtype.kind != "f":
+            raise TypeError(f"Dropout: x has dtype {x.dtype}; expected floating-point numbers")
         if rng is None or self.p == 0:
             return x, (None,)
         scaled_mask = (uniform_like(rng, x) >= self.p).astype(x.dtype)

@@ -1,7 +1,7 @@
 """Linear: y = x W + b."""
 
 from minigrad.backend import array_module
-from minigrad.check import check_count, check_rank_and_width
+from minigrad.check import check_count, check_rank_and_width, check_shape
 from minigrad.initializers import glorot_uniform, zeros
 from minigrad.layer import Layer
 from minigrad.parameter import Parameter
@@ -35,6 +35,7 @@ class Linear(Layer):
     def backward(self, dy, cache):
         """dx = dy W^T; W.grad += x^T dy; b.grad += sum dy (over every position)."""
         x, = cache
+        check_shape("Linear", "dy", dy, (*x.shape[:-1], self.W.value.shape[1]))
         rows, drows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])   # (N, d_in), (N, d_out)
         self.W.grad += rows.T @ drows
         if self.b is not None:

@@ -3,8 +3,10 @@
 Gate order i, f, o, g. Derivation of the backward: docs/derivations/lstm.md.
 """
 
+import math
+
 from minigrad.backend import array_module, sigmoid
-from minigrad.check import check_count, check_state
+from minigrad.check import check_count, check_number
 from minigrad.initializers import gate_blocks, zeros
 from minigrad.layers.lstm_loop import loop_backward, loop_forward
 from minigrad.layers.recurrent import Recurrent
@@ -52,6 +54,17 @@ def lstm_step_backward(dh_new, dc_new, cache, W, U):
     return (dx, dh, dc), (dW, dU, db)
 
 
+def gate_parameters(layer, d, h, forget_bias, init, rng, dtype):
+    """W (d, 4h), U (h, 4h) and b (4h,) of a gated layer at the start; b is zero but for the forget gate's."""
+    check_count(layer, "d", d)
+    check_count(layer, "h", h)
+    check_number(layer, "forget_bias", forget_bias, -math.inf, open_low=True, open_high=True)
+    W, U = gate_blocks(init, rng, d, h, dtype)
+    b = zeros((4 * h,), dtype)
+    b[h:2 * h] = forget_bias
+    return Parameter(W, "W"), Parameter(U, "U"), Parameter(b, "b")
+
+
 # ---- the layer -------------------------------------------------------------------------------------------
 
 
@@ -62,25 +75,20 @@ class LSTM(Recurrent):
     (minigrad.initializers.GATE_BLOCKS; default: every gate block orthogonal); b is zero but for the forget
     gate's `forget_bias` (Gers et al. 2000; Jozefowicz et al. 2015 recommend 1).
 
-    forward(x (B, L, d), state=None, mask=None) -> (y (B, L, h), (h, c)), cache; state (h, c), each (B, h).
-    The dtype is that of x and the parameters together.
+    forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h), (h, c)), cache; state (h, c), each (B, h).
+    The dtype is that of x and the parameters together. Nothing is drawn: rng has no effect.
 
     Raises ValueError for wrong shapes, TypeError for wrong dtypes or a mix of devices.
     """
 
     def __init__(self, d, h, forget_bias=1.0, *, init="orthogonal", rng=None, dtype=None):
-        check_count("LSTM", "d", d)
-        check_count("LSTM", "h", h)
-        W, U = gate_blocks(init, rng, d, h, dtype)
-        b = zeros((4 * h,), dtype)
-        b[h:2 * h] = forget_bias
-        self.W, self.U, self.b = Parameter(W, "W"), Parameter(U, "U"), Parameter(b, "b")
+        self.W, self.U, self.b = gate_parameters("LSTM", d, h, forget_bias, init, rng, dtype)
 
     def forward(self, x, state=None, mask=None, rng=None):
         W, U, b = self.W.value, self.U.value, self.b.value
         array_module(x=x, W=W, mask=mask)
         self.check_input(x, mask, W.shape[0])
-        h, c = self._split_state(state, x.shape[0])
+        h, c = self.split_state(state, self._state_shapes(x.shape[0]))
         past = None if h is None else h[:, None]                             # (B, 1, h): an LSTM's past is h_{t-1}
         y, past, c, cache = loop_forward(x, past, c, mask, W, U, b)
         return (y, (past[:, 0], c)), (cache,)
@@ -99,9 +107,3 @@ class LSTM(Recurrent):
     def _state_shapes(self, B):
         h = self.U.value.shape[0]
         return {"h": (B, h), "c": (B, h)}
-
-    def _split_state(self, state, B):
-        if state is None:
-            return None, None
-        check_state("LSTM", state, self._state_shapes(B))
-        return state

@@ -188,9 +188,9 @@ def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
         add_recurrent(-1, dhs[P - 1])
     if K:
         _add_window_to_past(dhs[:P], flat_ds, newest_first[0], offset)
-    dpast0 = xp.ascontiguousarray(dhs[:P].transpose(1, 0, 2))
+    dpast0 = dhs[:P].transpose(1, 0, 2).copy()                               # not a view that keeps all of dhs
     dx, dW, dU, db = _through_products(x1, hs[P - 1:P - 1 + T], dz, W)
-    return unpack(dx, packing), dpast0, dc, dW, dU, db, dw_hat[::-1, 0] if K else None
+    return unpack(dx, packing), dpast0, dc.copy(), dW, dU, db, dw_hat[::-1, 0] if K else None
 
 
 def _gate_slopes(gates_t, out):

@@ -29,6 +29,13 @@ class Recurrent(Layer):
         if mask is not None:
             check_mask(name, mask, x.shape[:2])
 
+    def split_state(self, state, state_shapes):
+        """The entries of a state, None for each when there is none. Raises ValueError or TypeError for a wrong one."""
+        if state is None:
+            return (None,) * len(state_shapes)
+        check_state(type(self).__name__, state, state_shapes)
+        return state
+
     def check_upstream(self, upstream, y_shape, state_shapes):
         """(dy, dstate with None for what is missing) from what was handed to backward.
 
@@ -95,9 +102,12 @@ def unpack(y, packing):
 
 
 class Stack(Recurrent):
-    """Recurrent layers one above the other: the y of each is the x of the next. state is the tuple of their states.
+    """Recurrent layers one above the other: the y of each is the x of the next.
 
-    Raises TypeError for a layer that is not recurrent.
+    forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h of the last layer), state), cache; state is the
+    tuple of the layers' states. Every layer is given the same mask and the one rng.
+
+    Raises TypeError for a layer that is not recurrent, ValueError for a state of the wrong length.
     """
 
     def __init__(self, *layers):

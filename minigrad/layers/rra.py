@@ -4,11 +4,11 @@ Derivation of the backward: docs/derivations/rra.md.
 """
 
 from minigrad.backend import array_module
-from minigrad.check import check_choice, check_count, check_state
+from minigrad.check import check_choice, check_count
 from minigrad.functional import softmax, sum_normalize
-from minigrad.initializers import gate_blocks, generator, uniform, zeros
+from minigrad.initializers import generator, uniform
 from minigrad.layer import looks_at_values
-from minigrad.layers.lstm import lstm_gates, lstm_gates_backward
+from minigrad.layers.lstm import gate_parameters, lstm_gates, lstm_gates_backward
 from minigrad.layers.lstm_loop import loop_backward, loop_forward
 from minigrad.layers.recurrent import Recurrent
 from minigrad.parameter import Parameter
@@ -85,8 +85,9 @@ class RRALSTM(Recurrent):
 
     W (d, 4h), U (h, 4h), b (4h,), gates in the order i, f, o, g, starting as LSTM's do; w (K,) uniform in [0, 1).
 
-    forward(x (B, L, d), state=None, mask=None) -> (y (B, L, h), (past, c)), cache; state: past (B, P, h) with
-    P = max(1, K+offset-1), oldest first, past[:, -1] = h_{t-1}; c (B, h). dtype: that of x and the parameters.
+    forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h), (past, c)), cache; state: past (B, P, h)
+    with P = max(1, K+offset-1), oldest first, past[:, -1] = h_{t-1}; c (B, h). dtype: that of x and the parameters.
+    Nothing is drawn: rng has no effect.
 
     Raises ValueError for wrong settings or shapes, TypeError for wrong dtypes or a mix of devices, ArithmeticError
     (`validate`) where the sum of w has come too near to zero to divide by.
@@ -94,21 +95,18 @@ class RRALSTM(Recurrent):
 
     def __init__(self, d, h, K, offset=2, normalize="sum", forget_bias=1.0, *, init="orthogonal", rng=None,
                  dtype=None):
-        for name, value, least in [("d", d, 1), ("h", h, 1), ("K", K, 0)]:
-            check_count("RRALSTM", name, value, least)
+        check_count("RRALSTM", "K", K, least=0)
         check_choice("RRALSTM", "offset", offset, (1, 2))
         check_choice("RRALSTM", "normalize", normalize, NORMALIZERS)
         rng = generator(rng)
-        W, U = gate_blocks(init, rng, d, h, dtype)
-        b = zeros((4 * h,), dtype)
-        b[h:2 * h] = forget_bias
-        self.W, self.U, self.b = Parameter(W, "W"), Parameter(U, "U"), Parameter(b, "b")
+        self.W, self.U, self.b = gate_parameters("RRALSTM", d, h, forget_bias, init, rng, dtype)
         self.w = Parameter(uniform(rng, (K,), dtype=dtype), "w")
         self.offset, self.normalize = offset, normalize
 
-    def attention_weights(self):
-        """(w_hat (K,), the normaliser's cache); (None, None) for K = 0."""
-        return NORMALIZERS[self.normalize].forward(self.w.value) if len(self.w.value) else (None, None)
+    def attention_weights(self, dtype=None):
+        """(w_hat (K,), the normaliser's cache), computed in w's dtype or a wider one; (None, None) for K = 0."""
+        w = self.w.value if dtype is None else self.w.value.astype(dtype, copy=False)
+        return NORMALIZERS[self.normalize].forward(w) if len(w) else (None, None)
 
     def validate(self):
         """Raise ArithmeticError when |sum w| <= 1e-6 sum |w|: the normaliser would divide by nearly nothing."""
@@ -123,11 +121,11 @@ class RRALSTM(Recurrent):
 
     def forward(self, x, state=None, mask=None, rng=None):
         W, U, b = self.W.value, self.U.value, self.b.value
-        array_module(x=x, W=W, mask=mask)
+        xp = array_module(x=x, W=W, mask=mask)
         self.check_input(x, mask, W.shape[0])
         looks_at_values(self, x)
-        past, c = self._split_state(state, x.shape[0])
-        w_hat, w_cache = self.attention_weights()
+        past, c = self.split_state(state, self._state_shapes(x.shape[0]))
+        w_hat, w_cache = self.attention_weights(xp.result_type(x.dtype, W.dtype))
         y, past, c, cache = loop_forward(x, past, c, mask, W, U, b, w_hat, self.offset)
         return (y, (past, c)), (cache, w_hat, w_cache)
 
@@ -151,9 +149,3 @@ class RRALSTM(Recurrent):
     def _state_shapes(self, B):
         K, h = len(self.w.value), self.U.value.shape[0]
         return {"past": (B, max(1, K + self.offset - 1), h), "c": (B, h)}
-
-    def _split_state(self, state, B):
-        if state is None:
-            return None, None
-        check_state("RRALSTM", state, self._state_shapes(B))
-        return state
