@@ -73,7 +73,7 @@ def gpu_problem():
     try:
         cupy = importlib.import_module("cupy")
     except Exception as error:  # a CuPy that does not fit its NumPy or CUDA fails in many ways
-        return f"CuPy cannot be imported ({_one_line(error)}); install it with: pip install 'minigrad[gpu]'"
+        return f"CuPy cannot be imported ({_one_line(error)}); how to install it is in README.md, section GPU"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:  # CuPy has an error class of its own for each CUDA library

@@ -22,10 +22,10 @@ class Progress:
 
     def __init__(self, start, steps, quiet=False, stream=None):
         self.stream = sys.stderr if stream is None else stream
-        self.start, self.steps, self.quiet = start, steps, quiet
+        self.start, self.steps, self.quiet = start, steps, quiet or self.stream is None    # None: closed by the shell
         self.began = self.last_line = time.monotonic()
         self.figures = {}
-        terminal = not quiet and self.stream.isatty()
+        terminal = not self.quiet and self.stream.isatty()
         self.bar = tqdm(total=steps, initial=start, file=self.stream, dynamic_ncols=True, unit="step",
                         smoothing=0.05) if terminal else None
 
@@ -55,7 +55,10 @@ class Progress:
         if self.bar is not None:
             self.bar.write(text, file=self.stream)
         else:
-            print(text, file=self.stream, flush=True)
+            try:
+                print(text, file=self.stream, flush=True)
+            except BrokenPipeError:                              # nobody reads any more; the run goes on
+                self.quiet = True
 
     def close(self):
         if self.bar is not None:

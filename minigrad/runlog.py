@@ -32,17 +32,22 @@ class RunLog:
             file.write(self._row(row))
         self.rows.append(row)
 
-    def cut_back(self, step):
-        """Read the file and keep the whole rows up to `step`: what a killed run wrote beyond its checkpoint goes.
-
-        Raises CheckpointError for a file that is missing or no log.
-        """
+    def read(self, step):
+        """Take the file's rows up to `step`. Raises CheckpointError for a file that is missing or no log."""
         try:
             self.columns, rows = read_log(self.path)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"log {self.path}: missing or damaged ({error})") from error
         self.rows = [row for row in rows if row["step"] <= step]
-        write_atomically(self.path, self._line(self.columns) + b"".join(self._row(row) for row in self.rows))
+
+    def write(self):
+        """Write the rows, atomically, in place of the file."""
+        write_atomically(self.path, self._line(self.columns) + b"".join(map(self._row, self.rows)))
+
+    def cut_back(self, step):
+        """`read` and `write`: what a killed run wrote beyond its checkpoint goes."""
+        self.read(step)
+        self.write()
 
     def column(self, name):
         """[(step, value)] of the rows that have a value in this column."""
@@ -61,7 +66,7 @@ class RunLog:
 def read_log(path):
     """(columns, rows) of a log.csv; a last line that was cut off in writing is left out.
 
-    Raises ValueError for a file without a header.
+    Raises ValueError for a file without a header, and for a whole line that is no row, naming it.
     """
     text = Path(path).read_text(encoding="utf-8")
     whole = text[:text.rfind("\n") + 1]
@@ -69,7 +74,15 @@ def read_log(path):
     if not lines or lines[0][:1] != ["step"]:
         raise ValueError(f"{path}: not a run's log: its header does not start with 'step'")
     columns = lines[0]
-    rows = [{c: _number(v) for c, v in zip(columns, line)} for line in lines[1:] if len(line) == len(columns)]
+    rows = []
+    for n, line in enumerate(lines[1:], 2):
+        try:
+            row = {column: _number(cell) for column, cell in zip(columns, line, strict=True)}
+        except ValueError as error:
+            raise ValueError(f"{path}, line {n}: not a row of {len(columns)} numbers ({error})") from error
+        if type(row["step"]) is not int:
+            raise ValueError(f"{path}, line {n}: step is {row['step']!r}; expected a whole number")
+        rows.append(row)
     return columns, rows
 
 

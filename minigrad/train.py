@@ -18,10 +18,12 @@ from minigrad.check import check_count
 from minigrad.checkpoint import CheckpointError, fill_exactly, load_checkpoint, save_checkpoint
 from minigrad.optim import clip_grad_norm, clip_grad_value, grad_norm
 from minigrad.progress import Progress
-from minigrad.runlog import RunLog
+from minigrad.runlog import RunLog, read_log
 
 # What a resumed run may change without becoming another run.
 FREE_SETTINGS = ("steps", "epochs", "target", "device", "threads", "quiet", "out", "resume", "data")
+
+LOGGED = ("step", "seconds", "lr", "loss", "grad_norm")             # columns of log.csv; the evaluation's follow
 
 
 class NonFiniteError(ArithmeticError):
@@ -62,7 +64,7 @@ class Trainer:
         self.step, self.seconds = 0, 0.0
         self.best = {"value": None, "step": None}
         first = next(iter(self.named.values())).value
-        self.loss_sum = array_module(first).zeros((2,), "float64")          # since the last row: sum, count
+        self.tally = array_module(first).zeros((3,), "float64")   # since the last row: losses, steps; newest norm
         self.progress = None
         self._interrupted = False
 
@@ -83,10 +85,10 @@ class Trainer:
         saved = self.step
         try:
             with self._signals(), np.errstate(all="ignore"):                 # non-finite values are looked for below
-                while self.step < steps and not reason and not self._interrupted:
-                    norm = self._one_step()
-                    evaluated = self._log_row(norm, progress, last=self.step == steps)
-                    if evaluated:
+                while self._goes_on(steps, reason):
+                    if self.step < steps:
+                        self._one_step()
+                    if self._log_row(progress, last=self.step >= steps):
                         self.save()
                         saved = self.step
                         reason = stop(self.log) if stop else None
@@ -95,8 +97,15 @@ class Trainer:
         finally:
             progress.close()
         if self._interrupted:
-            raise Interrupted(f"stopped at step {self.step} of {steps}; the state is saved in {self.out}")
+            raise Interrupted(f"stopped at step {self.step} of {steps}; the state is saved in {self.out}: go on with "
+                              f"--resume {self.out}")
         return reason
+
+    def _goes_on(self, steps, reason):
+        """Until the last step has been taken and evaluated (a run can be stopped between the two)."""
+        if reason or self._interrupted:
+            return False
+        return self.step < steps or self.log.rows[-1]["step"] < self.step
 
     def _one_step(self):
         batch = to_device(self.batches[self.step], self.device)
@@ -113,10 +122,10 @@ class Trainer:
             clip_grad_norm(self.named.values(), self.clip_norm)
         self.optimizer.step()
         self.step += 1
-        self.loss_sum[0] += loss
-        self.loss_sum[1] += 1
+        self.tally[0] += loss
+        self.tally[1] += 1
+        self.tally[2] = norm
         self.seconds = time.monotonic() - self._began
-        return norm
 
     @contextlib.contextmanager
     def _naming_the_step(self, step):
@@ -132,25 +141,25 @@ class Trainer:
         figures = self.evaluate(self.model)
         if self.best_name not in figures:
             raise ValueError(f"Trainer: best is {self.best_name!r}; expected one of evaluate's, {', '.join(figures)}")
-        self.log.start(["step", "seconds", "lr", "loss", "grad_norm", *figures])
+        self.log.start([*LOGGED, *figures])
         self.log.append({"step": 0, "seconds": 0.0, "lr": self.optimizer.lr, **figures})
 
-    def _log_row(self, norm, progress, last):
+    def _log_row(self, progress, last):
         """A row at log and evaluation intervals and at the end; True when it holds an evaluation."""
         evaluates = last or self.step % self.eval_every == 0
         if not evaluates and self.step % self.log_every:
             progress.update(self.step)
             return False
-        total, count = (float(value) for value in self.loss_sum)
-        self.loss_sum[...] = 0
+        total, count, norm = (float(value) for value in self.tally)
+        self.tally[...] = 0
         with self._naming_the_step(self.step):
             self.model.validate()
         row = {"step": self.step, "seconds": round(self.seconds, 3), "lr": self.optimizer.lr,
-               "loss": total / max(count, 1), "grad_norm": float(norm)}
+               "loss": total / max(count, 1), "grad_norm": norm}
         figures = self.evaluate(self.model) if evaluates else {}
         self.log.append({**row, **figures})
         shown = [(name, value) for name, value in figures.items() if name == self.best_name]
-        progress.update(self.step, {"loss": row["loss"], "|g|": row["grad_norm"], **dict(shown)}, line=evaluates)
+        progress.update(self.step, {**dict(shown), "loss": row["loss"], "|g|": norm}, line=evaluates)
         return evaluates
 
     def save(self):
@@ -172,11 +181,12 @@ class Trainer:
         for slot, arrays in self.optimizer.accumulators.items():
             for parameter, array in zip(self.optimizer.parameters, arrays):
                 tensors[f"optimizer.{slot}.{names[id(parameter)]}"] = array
-        return {**tensors, "trainer.loss_sum": self.loss_sum}
+        return {**tensors, "trainer.tally": self.tally}
 
     def _state(self):
         epoch, batch = self.batches.position(self.step) if hasattr(self.batches, "position") else (None, None)
-        meta = {"step": self.step, "seconds": self.seconds, "best": self.best, "config": self.config,
+        logged = self.log.rows[-1]["step"] if self.log.rows else None
+        meta = {"step": self.step, "logged": logged, "seconds": self.seconds, "best": self.best, "config": self.config,
                 "optimizer": {"name": type(self.optimizer).__name__, "steps": self.optimizer.steps},
                 "random_numbers": {"seed": self.seed, "step": self.step},
                 "data_order": {"seed": getattr(self.batches, "seed", None), "epoch": epoch, "batch": batch}}
@@ -185,24 +195,53 @@ class Trainer:
     def resume(self):
         """Go on from last.safetensors of the run folder.
 
-        Raises CheckpointError, naming the key, when it is not of this model, optimizer and configuration.
+        Raises CheckpointError, naming the key, when it is not of this model, optimizer, seed and configuration, and
+        when the log does not reach the checkpoint; nothing is changed then.
         """
         path = self.out / "last.safetensors"
         tensors, meta = load_checkpoint(path)
-        ours = self._state()[1]
         try:
-            self._require_same("optimizer", meta["optimizer"]["name"], ours["optimizer"]["name"], path)
-            for key in sorted(set(meta["config"]) | set(self.config)):
-                if key not in FREE_SETTINGS:
-                    self._require_same(key, meta["config"].get(key), self.config.get(key), path)
-            for key in ("random_numbers", "data_order"):
-                self._require_same(f"{key}' seed", meta[key]["seed"], ours[key]["seed"], path)
-            step, seconds, best, taken = meta["step"], meta["seconds"], meta["best"], meta["optimizer"]["steps"]
-        except KeyError as error:
-            raise CheckpointError(f"checkpoint {path}: {error} is missing; it is not a training run's") from error
-        self.log.cut_back(step)
+            step, seconds, best, taken = self._fitting(meta, path)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"checkpoint {path}: {error} is missing or wrong; it is no training run's") from error
+        log = RunLog(self.log.path)
+        log.read(step)
+        reached = log.rows[-1]["step"] if log.rows else None
+        if reached != meta.get("logged") or {*LOGGED, self.best_name} - set(log.columns):
+            raise CheckpointError(f"log {log.path}: its rows end at step {reached}, its columns are "
+                                  f"{', '.join(log.columns)}; the checkpoint was written at row {meta.get('logged')}")
         fill_exactly(self._tensors(), tensors, path)
-        self.step, self.seconds, self.best, self.optimizer.steps = step, seconds, best, taken
+        log.write()
+        self.log, self.step, self.seconds, self.best, self.optimizer.steps = log, step, seconds, best, taken
+
+    def resume_if_begun(self):
+        """`resume` where the folder holds a checkpoint; False where the run was killed before its first.
+
+        Raises CheckpointError when the checkpoint is missing although the log goes on.
+        """
+        if (self.out / "last.safetensors").exists():
+            self.resume()
+            return True
+        if self.log.path.exists() and any(row["step"] for row in read_log(self.log.path)[1]):
+            last = self.out / "last.safetensors"
+            raise CheckpointError(f"checkpoint {last}: missing, but log.csv goes beyond step 0")
+        return False
+
+    def _fitting(self, meta, path):
+        """(step, seconds, best, the optimizer's steps) of a checkpoint that is this run's."""
+        ours = self._state()[1]
+        self._require_same("optimizer", meta["optimizer"]["name"], ours["optimizer"]["name"], path)
+        for key in sorted(set(meta["config"]) | set(self.config)):
+            if key not in FREE_SETTINGS:
+                self._require_same(key, meta["config"].get(key), self.config.get(key), path)
+        for key in ("random_numbers", "data_order"):
+            self._require_same(f"{key}' seed", meta[key]["seed"], ours[key]["seed"], path)
+        step, taken = meta["step"], meta["optimizer"]["steps"]
+        for name, value in (("step", step), ("optimizer.steps", taken)):
+            if type(value) is not int or value < 0:
+                raise CheckpointError(f"checkpoint {path}: {name} is {value!r}; expected a whole number")
+        best = {"value": meta["best"]["value"], "step": meta["best"]["step"]}
+        return step, float(meta["seconds"]), best, taken
 
     @staticmethod
     def _require_same(key, came, expected, path):

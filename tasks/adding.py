@@ -80,9 +80,10 @@ def parse(argv):
     own.add_argument("--paper", action="store_true", default=None, help="the paper's setting; 8,000 iterations")
     own.add_argument("--train-size", type=whole(1), help="default 100,000")
     own.add_argument("--test-size", type=whole(1), help="default 10,000")
-    own.add_argument("--target", type=number(0), help="stop at this test MSE when no --steps are given (default 0.01)")
+    own.add_argument("--target", type=number(0),
+                     help="stop at this test MSE (default 0.01; with --steps, --epochs, --paper: none)")
+    settings = settings_of(parser, argv, lambda given: {**DEFAULTS, **(PAPER if "paper" in given else {})})
     given = parser.parse_args(argv)
-    settings = settings_of(given, {**DEFAULTS, **(PAPER if given.paper else {})})
     if given.steps or given.epochs:
         settings["target"] = given.target
     names = names_of(settings)
@@ -96,7 +97,7 @@ def parse(argv):
 
 def names_of(settings):
     """The models to train."""
-    return settings["compare"].split(",") if settings["compare"] else [settings["model"]]
+    return [settings["model"]] if settings["compare"] is None else settings["compare"].replace(" ", "").split(",")
 
 
 def build(settings, name):
@@ -177,8 +178,9 @@ def train_one(name, settings, data, out, steps):
         model, make_optimizer(settings, model.parameters()), batches, forward_backward, evaluation(test, device),
         out=out, best="test_mse", config={**settings, "model": name, "compare": None}, seed=settings["seed"],
         device=device, eval_every=settings["eval_every"], quiet=settings["quiet"], **clip_settings(settings))
-    if settings["resume"] and (out / "last.safetensors").exists():
-        trainer.resume()
+    if settings["resume"] and trainer.resume_if_begun():
+        if steps < trainer.step:
+            raise UsageError(f"--steps: {steps} are asked for, but the run in {out} is at {trainer.step}")
         say(settings, f"{name}: goes on from step {trainer.step}")
     baseline = always_one(test)
 
@@ -209,12 +211,12 @@ def report(name, trainer, baseline, reason, out):
     step, confirmed = beats_baseline(points, baseline)
     verdict = "has not beaten the baseline" if step is None else (
         f"beats the baseline ({BEATS} x {baseline:.4f}) from step {step}"
-        + ("" if confirmed else f" (only {sum(s > step for s, _ in points)} evaluations followed)"))
+        + ("" if confirmed else f" (so far: {sum(s > step for s, _ in points)} of 4 evaluations followed)"))
     result = {"model": name, "steps": trainer.step, "test_mse": points[-1][1], "best": trainer.best,
               "baseline": baseline, "beats_baseline_at": step, "beats_baseline_confirmed": confirmed,
               "seconds": round(trainer.seconds, 1)}
     write_atomically(out / "result.json", f"{json.dumps(result, indent=1)}\n".encode())
-    print(f"{name}: test MSE {points[-1][1]:.4g} at step {trainer.step}; {verdict}; {trainer.seconds:.0f} s"
+    print(f"{name}: test MSE {points[-1][1]:.4g} at step {points[-1][0]}; {verdict}; {trainer.seconds:.0f} s"
           + (f"; stopped: {reason}" if reason else ""))
 
 
@@ -253,12 +255,13 @@ def main(argv):
         Batches(data[0], settings["batch_size"], seed=settings["seed"])
     except ValueError as error:
         raise UsageError(str(error)) from error
-    out = open_run_folder("adding", settings)
+    out, hold = open_run_folder("adding", settings)
     say(settings, f"writing to {out}")
-    if not settings["compare"]:
+    if settings["compare"] is None:
         train_one(settings["model"], settings, data, out, steps)
     else:
         compare(settings, data, out, steps)
+    del hold
     say(settings, f"figures: {', '.join(str(path) for path in sorted(Path(out).rglob('figure*.png')))}")
 
 

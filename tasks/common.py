@@ -103,26 +103,53 @@ SHARED_DEFAULTS = {"device": "cpu", "seed": 0, "steps": None, "epochs": None, "c
                    "dtype": "float32", "threads": 1, "out": None, "resume": None, "quiet": False}
 
 
-def settings_of(given, defaults):
-    """{setting: value}: what was given on the command line, else the resumed run's, else the default.
+def settings_of(parser, argv, defaults):
+    """{setting: value}: what is given on the command line, else the resumed run's, else the default.
 
+    `defaults` is a dict, or a function of what is given that returns one.
     Raises UsageError for a flag that contradicts the resumed run, CheckpointError for a folder that is no run.
     """
-    given = {key: value for key, value in vars(given).items() if value is not None}
+    given = _given(parser, argv)
     if "resume" not in given:
-        return {**SHARED_DEFAULTS, **defaults, **given}
-    saved = read_config(given["resume"])
+        return {**SHARED_DEFAULTS, **(defaults(given) if callable(defaults) else defaults), **given}
+    saved = _saved_settings(parser, given["resume"], {**SHARED_DEFAULTS, **defaults(given)})
     for key, value in given.items():
         if key not in FREE_SETTINGS and saved.get(key) != value:
             flag = "--" + key.replace("_", "-")
             raise UsageError(f"{flag} {value} differs from the run in {given['resume']}, which has "
                              f"{saved.get(key)!r}; a resumed run keeps its settings")
-    if given.get("out") not in (None, given["resume"]):
+    if "out" in given and Path(given["out"]) != Path(given["resume"]):
         raise UsageError("--out and --resume name different folders; --resume goes on in its own")
     for one, other in (("steps", "epochs"), ("epochs", "steps")):        # the new one takes the place of the old
         if one in given and other not in given:
             saved[other] = None
     return {**saved, **given, "out": given["resume"]}
+
+
+def _given(parser, argv):
+    return {key: value for key, value in vars(parser.parse_args(argv)).items() if value is not None}
+
+
+def _saved_settings(parser, folder, expected):
+    """The settings in a run's config.json, each put through its flag's own checks. Raises CheckpointError."""
+    saved = read_config(folder)
+    problem = None
+    missing = [key for key in expected if key not in saved]
+    if missing:
+        problem = f"{missing[0]} is missing"
+    else:
+        argv = [f"--{key.replace('_', '-')}" if value is True else f"--{key.replace('_', '-')}={value}"
+                for key, value in saved.items() if value is not None and value is not False]
+        try:
+            again = {**dict.fromkeys(saved), **_given(parser, argv)}
+            differing = [key for key in saved if (again[key] or None) != (saved[key] or None)]
+            if differing:
+                problem = f"{differing[0]} is {saved[differing[0]]!r}"
+        except UsageError as error:
+            problem = str(error)
+    if problem:
+        raise CheckpointError(f"{Path(folder) / 'config.json'}: damaged: {problem}")
+    return saved
 
 
 def make_optimizer(settings, parameters):
@@ -156,44 +183,71 @@ def steps_of(settings, per_epoch, default):
 # ---- the run folder --------------------------------------------------------------------------------------
 
 def open_run_folder(task, settings):
-    """The run's folder, made and with config.json in it; a resumed run's as it is.
+    """(folder, hold): the run's folder with config.json in it, and an object to keep while the run writes there.
 
-    Raises UsageError for a folder that is not empty or cannot be written.
+    Raises UsageError for a folder that is not empty, cannot be written, or is being written by another run.
     """
-    if settings["resume"]:
-        return Path(settings["resume"])
-    out = Path(settings["out"]) if settings["out"] else None
-    if out is None:
-        return _new_folder(Path("runs") / task, settings)
-    if out.is_file():
-        raise UsageError(f"--out {out} is a file; expected a folder that is empty or not there yet")
     try:
-        if out.is_dir() and any(out.iterdir()):
-            raise UsageError(f"--out {out} is not empty; nothing was written. Give another folder, or --resume {out}")
+        if settings["resume"]:
+            out = Path(settings["resume"])
+            hold = _hold(out)
+            before = json.loads((out / "config.json").read_text(encoding="utf-8"))
+            resumed = [*before.get("resumed_with", []), environment()["command"]]
+            write_config(out, settings, {"ran_on": before.get("ran_on", {}), "resumed_with": resumed})
+            return out, hold
+        out = Path(settings["out"]) if settings["out"] else _new_folder(Path("runs") / task)
+        if out.is_file():
+            raise UsageError(f"--out {out} is a file; expected a folder that is empty or not there yet")
         out.mkdir(parents=True, exist_ok=True)
+        hold = _hold(out)
+        if any(out.iterdir()):
+            instead = f", or --resume {out}" if (out / "config.json").exists() else ""
+            raise UsageError(f"--out {out} is not empty; nothing was written. Give another folder{instead}")
         write_config(out, settings)
     except OSError as error:
-        raise UsageError(f"--out {out} cannot be written ({error.strerror})") from error
-    return out
+        where = f"--out {settings['out']}" if settings["out"] else "the folder runs"
+        raise UsageError(f"{where} cannot be written ({error.strerror})") from error
+    return out, hold
 
 
-def _new_folder(parent, settings):
-    """parent/TIME, with a number behind it when another run began in the same second."""
+def _new_folder(parent):
+    """parent/TIME, made, with a number behind it when another run began in the same second."""
     now = time.strftime("%Y%m%d-%H%M%S")
     for name in itertools.chain([now], (f"{now}-{n}" for n in itertools.count(2))):
         try:
             (parent / name).mkdir(parents=True)
-            write_config(parent / name, settings)
         except FileExistsError:
             continue
-        except OSError as error:
-            raise UsageError(f"{parent} cannot be written ({error.strerror}); give a folder with --out") from error
         return parent / name
 
 
-def write_config(out, settings):
-    """config.json: the settings, and what they ran on (that part is for the reader; resume does not read it)."""
-    text = json.dumps({"settings": settings, "ran_on": environment()}, indent=1)
+def _hold(folder):
+    """An open lock on the folder, let go when it is closed or the process ends. Windows has none: None."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    hold = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"{folder} is being written by another run; nothing was changed") from None
+    return _Held(hold)
+
+
+class _Held:
+    """Closes a file descriptor when it goes."""
+
+    def __init__(self, descriptor):
+        self.descriptor = descriptor
+
+    def __del__(self):
+        os.close(self.descriptor)
+
+
+def write_config(out, settings, about=None):
+    """config.json: the settings, and what they ran on (that part is for the reader; resume does not need it)."""
+    text = json.dumps({"settings": settings, **(about or {"ran_on": environment()})}, indent=1)
     write_atomically(Path(out) / "config.json", text.encode("utf-8"))
 
 
@@ -201,7 +255,7 @@ def read_config(out):
     """The settings of a run. Raises CheckpointError when there is no run in the folder."""
     path = Path(out) / "config.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["settings"]
+        return dict(json.loads(path.read_text(encoding="utf-8"))["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{out}: no run there: {path.name} is missing or damaged") from error
 
@@ -235,6 +289,9 @@ def _cpu():
 
 def run(main, argv=None):
     """Call `main(argv)` and turn what ends a run into one line and an exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):                       # a name that a terminal cannot show must not end a run
+            stream.reconfigure(errors="backslashreplace")
     try:
         main(sys.argv[1:] if argv is None else argv)
     except (UsageError, CheckpointError, DeviceError) as error:
@@ -243,6 +300,8 @@ def run(main, argv=None):
         return _end(f"stopped: {error}", 1)
     except Interrupted as error:
         return _end(str(error), 130)
+    except MemoryError as error:
+        return _end(f"error: not enough memory for these sizes ({error})", 2)
     except OSError as error:                                     # a full disk, a folder that went away
         return _end(f"error: {error}", 2)
     except KeyboardInterrupt:

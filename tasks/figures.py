@@ -41,7 +41,10 @@ def draw_runs(path, groups, *, title, x_label, y_label, horizontal=None, colours
         axes.axhline(value, color="#555555", linewidth=1.0, linestyle="--", label=name)
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     axes.margins(x=0.01)
-    axes.legend(frameon=False, fontsize=8, ncols=2 if len(groups) > 6 else 1)
+    if len(groups) > 6:                              # many: beside the curves, not over them
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    else:
+        axes.legend(frameon=False, fontsize=8)
     save(figure, path)
 
 
@@ -56,7 +59,7 @@ def draw_attention_weights(path, weights, offset, title):
     """The normalised weights over training, one line an offset: {k: [(step, w_hat_k)]} (the paper's Figure 7)."""
     from matplotlib import colormaps
 
-    shades = colormaps["viridis"]
+    shades = colormaps["turbo"]
     names = {f"$h_{{t-{k + offset - 1}}}$": points for k, points in weights.items()}
     colours = [shades(0.92 * n / max(len(names) - 1, 1)) for n in range(len(names))]
     draw_curves(path, names, title=title, x_label="iteration", y_label=r"$\hat w_k$", colours=colours)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,10 @@ import numpy as np
 import pytest
 
 from minigrad.backend import gpu_problem
-from minigrad.checkpoint import load_checkpoint
+from minigrad.checkpoint import load_checkpoint, save_checkpoint
 from minigrad.runlog import read_log
 from tasks import adding
-from tasks.common import run
+from tasks.common import open_run_folder, run
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["-S", "8", "-K", "3", "--hidden", "6", "--train-size", "60", "--test-size", "20", "--batch-size", "7",
@@ -228,6 +229,103 @@ def test_resume_with_bad_folders_and_files(tmp_path, capsys):
         assert (status, len(err.splitlines())) == (2, 1)
         assert "last.safetensors: damaged or not a safetensors file" in err
         assert (out / "last.safetensors").read_bytes() == damaged
+
+
+@pytest.mark.parametrize("change", [
+    {"settings": 5}, {"settings": {}}, {"settings": None}, {"hidden": None}, {"compare": 5}, {"optimizer": ["a"]},
+    {"dtype": "int32"}, {"device": "foo"}, {"eval_every": 0}, {"steps": "a"}, {"layers": 0}, {"batch_size": 0},
+    {"model": "foo"}, {"length": 10.5}, {"quiet": "yes"}, {"surprise": 1}], ids=str)
+def test_a_damaged_config_is_one_line(tmp_path, capsys, change):
+    out = tmp_path / "run"
+    ran(capsys, *SMALL, "--steps", 10, "--out", out)
+    config = json.loads((out / "config.json").read_text())
+    config.update(change) if "settings" in change else config["settings"].update(change)
+    (out / "config.json").write_text(json.dumps(config))
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    status, _, err = ran(capsys, "--resume", out)
+    assert (status, len(err.splitlines())) == (2, 1), err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def edited(path, **changes):
+    """Rewrite a checkpoint with other meta."""
+    state, meta = load_checkpoint(path)
+    save_checkpoint(path, state, {**meta, **changes})
+
+
+@pytest.mark.parametrize("meta", [
+    {"step": "a"}, {"step": -5}, {"step": 30.5}, {"step": 1000}, {"seconds": None}, {"best": None}, {"best": {}},
+    {"config": None}, {"optimizer": {"name": "Adam", "steps": "x"}}, {"optimizer": 3}, {"data_order": {}}], ids=str)
+def test_a_checkpoint_with_a_damaged_header_is_one_line(tmp_path, capsys, meta):
+    out = tmp_path / "run"
+    ran(capsys, *SMALL, "--steps", 10, "--out", out)
+    edited(out / "last.safetensors", **meta)
+    log = (out / "log.csv").read_bytes()
+    status, _, err = ran(capsys, "--resume", out, "--steps", 20)
+    assert (status, len(err.splitlines())) == (2, 1), err
+    assert (out / "log.csv").read_bytes() == log
+
+
+@pytest.mark.parametrize("damage", [
+    lambda text: text.replace("test_mse", "mse"), lambda text: text.replace("step,", "", 1),
+    lambda text: text.replace("seconds,", "seconds,more,", 1), lambda text: text.splitlines()[0] + "\n",
+    lambda text: text[:-1], lambda text: text.replace("\n10,", "\n,"), lambda text: text + "garbage\n"])
+def test_a_damaged_log_is_one_line(tmp_path, capsys, damage):
+    out = tmp_path / "run"
+    ran(capsys, *SMALL, "--steps", 10, "--out", out)
+    damaged = damage((out / "log.csv").read_text())
+    (out / "log.csv").write_text(damaged)
+    status, _, err = ran(capsys, "--resume", out, "--steps", 20)
+    assert (status, len(err.splitlines())) == (2, 1), err
+    assert (out / "log.csv").read_text() == damaged
+
+
+def test_a_missing_checkpoint_is_not_a_fresh_start(tmp_path, capsys):
+    out = tmp_path / "run"
+    ran(capsys, *SMALL, "--steps", 10, "--out", out)
+    (out / "last.safetensors").unlink()
+    log = (out / "log.csv").read_bytes()
+    status, _, err = ran(capsys, "--resume", out, "--steps", 20)
+    assert (status, len(err.splitlines())) == (2, 1), err
+    assert "last.safetensors: missing, but log.csv goes beyond step 0" in err
+    assert (out / "log.csv").read_bytes() == log
+
+
+def test_fewer_steps_than_taken_are_refused(tmp_path, capsys):
+    ran(capsys, *SMALL, "--steps", 10, "--out", tmp_path / "run")
+    status, _, err = ran(capsys, "--resume", tmp_path / "run", "--steps", 5)
+    assert status == 2
+    assert "5 are asked for, but the run in" in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fcntl: folders are not locked there")
+def test_a_folder_that_another_run_writes_is_refused(tmp_path, capsys):
+    ran(capsys, *SMALL, "--steps", 10, "--out", tmp_path / "run")
+    settings = adding.parse(["--resume", str(tmp_path / "run")])
+    _, hold = open_run_folder("adding", settings)
+    status, _, err = ran(capsys, "--resume", tmp_path / "run", "--steps", 20)
+    assert status == 2
+    assert "is being written by another run; nothing was changed" in err
+    del hold
+    assert ran(capsys, "--resume", tmp_path / "run", "--steps", 20)[0] == 0
+    resumed_with = json.loads((tmp_path / "run/config.json").read_text())["resumed_with"]
+    assert len(resumed_with) == 2
+
+
+@pytest.mark.parametrize("flags", [["-S", "100000000000"], ["--train-size", "1000000000000"], ["-K", "100000000000"]])
+def test_sizes_beyond_memory_are_one_line(tmp_path, capsys, flags):
+    status, _, err = ran(capsys, *SMALL, *flags, "--steps", 1, "--out", tmp_path / "run")
+    assert (status, len(err.splitlines())) == (2, 1), err
+    assert "not enough memory for these sizes" in err
+
+
+@pytest.mark.slow
+def test_closed_streams_do_not_end_a_run(tmp_path):
+    for n, closing in enumerate(["2>&-", "2>&1 >/dev/null | head -n 1"]):
+        out = tmp_path / str(n)
+        command = f"{shlex.quote(sys.executable)} {ROOT / 'tasks/adding.py'} {' '.join(SMALL)} --steps 60 --out {out}"
+        subprocess.run(f"{command} {closing}", shell=True, timeout=60, check=False, stdout=subprocess.DEVNULL)
+        assert load_checkpoint(out / "last.safetensors")[1]["step"] == 60
 
 
 def test_resume_with_a_checkpoint_of_another_model(tmp_path, capsys):

@@ -13,6 +13,7 @@ from tasks.common import run
 def kept(tmp_path, monkeypatch):
     """A tiny run, kept under a root of its own."""
     monkeypatch.setattr(results, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
     monkeypatch.setattr("sys.argv", ["/somewhere/tasks/adding.py", "-S", "8", "--out", "x y", "--seed", "0", "--quiet"])
     out = tmp_path / "run"
     assert run(adding.main, ["-S", "8", "-K", "2", "--hidden", "4", "--train-size", "50", "--test-size", "10",
@@ -35,7 +36,19 @@ def test_a_kept_run_says_what_it_was(kept, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_kept_result_is_never_overwritten(kept, tmp_path, capsys):
+    before = kept.read_bytes()
+    assert run(results.main, ["keep", str(tmp_path / "run"), "--as", "tiny"]) == 2
+    assert "is there already; nothing was written" in capsys.readouterr().err
+    assert kept.read_bytes() == before
+    (tmp_path / "run/log.csv").write_text("step\nx\n")
+    assert run(results.main, ["keep", str(tmp_path / "run"), "--as", "other"]) == 2
+    assert "is not a finished run" in capsys.readouterr().err
+    assert not (kept.parent / "other.json").exists()
+
+
 @pytest.mark.parametrize(("argv", "sentence"), [
+    (["keep", "nowhere", "--as", "../x"], "--as is '../x'; expected a plain name"),
     (["table", "nowhere"], "nowhere has no kept run"),
     (["keep", "nowhere", "--as", "x"], "nowhere: no run there"),
 ])

@@ -279,6 +279,24 @@ def test_best_is_the_smallest_and_is_remembered_by_a_resumed_run(tmp_path):
     assert load_checkpoint(tmp_path / "best.safetensors")[1]["step"] == 40
 
 
+def test_a_run_that_was_stopped_at_its_last_step_is_still_evaluated(tmp_path):
+    """Ctrl-C at step 13, and then no more is asked for than these 13 steps."""
+    def interrupted(model, batch, rng):
+        if trainer.step == 12:
+            os.kill(os.getpid(), signal.SIGINT)
+        return forward_backward(model, batch, rng)
+    (tmp_path / "whole").mkdir()
+    make_trainer(tmp_path / "whole").train(13)
+    trainer = make_trainer(tmp_path, interrupted)
+    with pytest.raises(Interrupted):
+        trainer.train(20)
+    resumed = make_trainer(tmp_path)
+    assert resumed.resume_if_begun()
+    resumed.train(13)
+    assert without_seconds(tmp_path / "log.csv") == without_seconds(tmp_path / "whole/log.csv")
+    assert tensors(tmp_path / "last.safetensors") == tensors(tmp_path / "whole/last.safetensors")
+
+
 @pytest.mark.parametrize("content", [None, "", "foo\n", "a,b\n1,2\n"])
 def test_a_damaged_log_is_named_before_anything_is_changed(tmp_path, content):
     make_trainer(tmp_path).train(10)

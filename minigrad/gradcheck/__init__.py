@@ -21,6 +21,7 @@ from minigrad.gradcheck import numeric
 from minigrad.gradcheck.probe import NUDGE, ContractError, Probe
 from minigrad.gradcheck.report import Report, Row, relative_error
 from minigrad.gradcheck.rules import check_backward, check_forward
+from minigrad.layer import Layer
 
 __all__ = ["Report", "Row", "gradcheck"]
 DIRECTIONS = 3
@@ -72,6 +73,8 @@ def _check_rules(report, probe):
     """The gradients that backward claims; what breaks the contract goes into the report."""
     if not any(tensor.size for tensor in probe.tensors.values()):
         raise ContractError("nothing to compare: no floating-point input and no parameter")
+    if probe.cache_first and isinstance(probe.layer, Layer):
+        raise ContractError("backward takes (cache, dy); a Layer's backward takes (dy, cache)")
     out, cache, problems = check_forward(probe)
     report.problems += problems
     probe.draw_upstream(out)
@@ -95,7 +98,7 @@ def _every_entry(report, probe, gradients, tolerances):
         row.errors = np.array([np.nan if v.status == "kink" else v.error for v in verdicts]).reshape(tensor.shape)
         row.bad = row.errors > 1
         size = max(abs(v.numeric) for v in verdicts)
-        _add(report, row, numeric.rounded(lines, analytic, verdicts, [size] * len(lines)))
+        _add(report, row, numeric.rounded(lines, analytic, verdicts, [size] * len(lines)), lines[worst])
         at_kink = at_kink or any(v.status == "kink" for v in verdicts)
     return at_kink
 
@@ -114,7 +117,7 @@ def _directions(report, probe, gradients, tolerances):
             found = _wrong_entry(probe, arrays[0], grads[0], tolerances) or found
         shape = arrays[0].shape if len(names) == 1 else (sum(array.size for array in arrays),)
         rounded = numeric.rounded(lines, analytic, verdicts, sizes) if len(names) == 1 else 0.0
-        _add(report, _row(title, shape, verdicts, *found), rounded)
+        _add(report, _row(title, shape, verdicts, *found), rounded, lines[worst])
         at_kink = at_kink or any(v.status == "kink" for v in verdicts)
     return at_kink
 
@@ -126,8 +129,13 @@ def _row(name, shape, verdicts, index, analytic, slope):
                analytic, slope, relative_error(analytic, slope))
 
 
-def _add(report, row, rounded):
+def _add(report, row, rounded, line):
     report.rows.append(row)
+    if row.status == "wrong":
+        noise = line.central().noise
+        if abs(row.analytic - row.numeric) <= 10 * noise < np.inf:
+            report.notes.append(f"{row.name}: rounding of the outputs alone moves the numeric value by about "
+                                f"{noise:.0e}, as much as it is off: are the outputs large, for an offset in them?")
     if rounded and row.wrong < row.checked / 2:
         report.problems.append(f"the gradient of {row.name} agrees only to {rounded:.0e} of its size, where double "
                                "precision does better: single precision inside?")

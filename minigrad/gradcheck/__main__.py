@@ -3,7 +3,8 @@
     python -m minigrad.gradcheck minigrad.layers:RRALSTM --shape 3,7,4 --set d=4 --set h=5 --set K=3
     python -m minigrad.gradcheck my_layers.py:Gate --shape 8,4 --set d=4 --plot gate.png
 
-Prints the table of gradcheck. Exit status: 0 every gradient agrees, 1 one is wrong, 2 bad usage, or the layer raises.
+Prints the table of gradcheck. Exit status: 0 every gradient agrees, 1 one is wrong, 2 bad usage, or the layer raises,
+130 interrupted.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from minigrad.gradcheck import gradcheck
+from minigrad.gradcheck.author import describe
 from minigrad.tree import tree_map
 
 
@@ -33,11 +35,12 @@ class Parser(argparse.ArgumentParser):
 def parse(argv):
     """The arguments. Raises UsageError."""
     parser = Parser(prog="python -m minigrad.gradcheck", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("layer", help="module:Class or path/to/file.py:Class")
     parser.add_argument("--shape", action="append", type=shape, default=[], metavar="3,7,4",
                         help="of an input; once for each positional array of forward")
-    parser.add_argument("--ids", type=int, metavar="V", help="the inputs are integers in 0 ... V-1")
+    parser.add_argument("--ids", type=count, metavar="V", help="the inputs are integers in 0 ... V-1")
+    parser.add_argument("--positive", action="store_true", help="inputs from 0.1 to 1.1, for logarithms and roots")
     parser.add_argument("--set", action="append", type=setting, default=[], metavar="NAME=VALUE",
                         help="a constructor's argument")
     parser.add_argument("--keyword", action="append", type=setting, default=[], metavar="NAME=VALUE",
@@ -46,12 +49,34 @@ def parse(argv):
     parser.add_argument("--state", action="store_true", help="from a random initial state (recurrent layers)")
     parser.add_argument("--rng", type=int, metavar="SEED", help="as in training: hand forward a generator")
     parser.add_argument("--mode", choices=["full", "direction"], default="full")
-    parser.add_argument("--seed", type=int, default=0, help="of inputs, initialisation and the check")
+    for name, default in (("eps", 1e-5), ("rtol", 1e-6), ("atol", 1e-8)):
+        parser.add_argument(f"--{name}", type=float, default=default, help=f"as in gradcheck; {default:g} by default")
+    parser.add_argument("--seed", type=natural, default=0, help="of inputs, initialisation and the check")
     parser.add_argument("--plot", metavar="FILE.png", help="draw where analytic and numeric differ")
+    parser.add_argument("--traceback", action="store_true", help="if the layer raises, with the traceback")
     arguments = parser.parse_args(argv)
+    refuse(arguments)
+    return arguments
+
+
+def refuse(arguments):
+    """Raise UsageError for flags that do not go together."""
     if arguments.plot and arguments.mode == "direction":
         raise UsageError("--plot draws entry by entry; expected --mode full")
-    return arguments
+    if arguments.plot and not arguments.plot.lower().endswith(".png"):
+        raise UsageError(f"--plot {arguments.plot}: it draws PNG; expected a name that ends in .png")
+    if arguments.ids and arguments.positive:
+        raise UsageError("--ids are integers; expected them without --positive")
+
+
+def natural(text, lowest=0):
+    if not text.isdecimal() or int(text) < lowest:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number, {lowest} or larger")
+    return int(text)
+
+
+def count(text):
+    return natural(text, 1)
 
 
 def shape(text):
@@ -79,25 +104,35 @@ def find_layer(target):
     place, _, name = target.rpartition(":")
     if not place:
         raise UsageError(f"layer is {target!r}; expected module:Class or path/to/file.py:Class")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise UsageError(f"layer's file {place} is not there")
     try:
-        if place.endswith(".py"):
-            if not Path(place).is_file():
-                raise UsageError(f"layer's file {place} is not there")
-            spec = importlib.util.spec_from_file_location(f"checked_{Path(place).stem}", place)
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
-        else:
-            if str(Path.cwd()) not in sys.path:
-                sys.path.insert(0, str(Path.cwd()))
-            module = importlib.import_module(place)
-    except UsageError:
-        raise
+        module = import_file(Path(place).resolve()) if place.endswith(".py") else import_module(place)
     except Exception as error:                                       # whatever the author's module does
         raise UsageError(f"layer's module {place} cannot be imported ({type(error).__name__}: {error})") from error
     if not inspect.isclass(getattr(module, name, None)):
         raise UsageError(f"{place} has no class {name}; it has {', '.join(public(module))}")
     return getattr(module, name)
+
+
+def import_file(path):
+    """The module in a file; what lies beside the file can be imported by it."""
+    search(path.parent)
+    spec = importlib.util.spec_from_file_location(f"checked_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def import_module(name):
+    search(Path.cwd())
+    return importlib.import_module(name)
+
+
+def search(folder):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 
 def public(module):
@@ -111,11 +146,13 @@ def make_layer(target, settings, seed):
             raise UsageError(f"{target.__name__} is a namespace of functions and takes no --set")
         return target
     takes = inspect.signature(target.__init__).parameters
-    extra = {name: value for name, value in (("rng", seed), ("dtype", "float64")) if name in takes}
+    given = {"rng": np.random.default_rng(seed), "dtype": "float64"}
     try:
-        return target(**{**extra, **settings})
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{target.__name__} cannot be made: {error}") from error
+        return target(**{**{name: value for name, value in given.items() if name in takes}, **settings})
+    except TypeError as error:
+        if error.__traceback__.tb_next is None:                      # raised by the call, not by what it called
+            raise UsageError(f"{target.__name__} cannot be made: {error}") from error
+        raise
 
 
 def make_inputs(arguments, layer):
@@ -125,11 +162,13 @@ def make_inputs(arguments, layer):
         raise UsageError("--shape is missing; expected one for each positional array of forward, such as 3,7,4")
     if arguments.ids:
         inputs = tuple(random.integers(0, arguments.ids, sizes) for sizes in arguments.shape)
+    elif arguments.positive:
+        inputs = tuple(random.uniform(0.1, 1.1, sizes) for sizes in arguments.shape)
     else:
         inputs = tuple(random.standard_normal(sizes) for sizes in arguments.shape)
     keywords = dict(arguments.keyword)
     if arguments.mask:
-        keywords["mask"] = random.random(arguments.shape[0][:2]) < 0.7
+        keywords["mask"] = make_mask(random, arguments.shape[0][:2])
     if arguments.rng is not None:
         keywords["rng"] = arguments.rng
     if arguments.state:
@@ -141,22 +180,40 @@ def make_inputs(arguments, layer):
     return inputs, keywords
 
 
+def make_mask(random, sizes):
+    """A random mask; in a batch of more than one sample, the first has a real step and the last has none."""
+    mask = random.random(sizes) < 0.7
+    if len(sizes) == 2 and sizes[0] > 1:
+        mask[0, 0], mask[-1] = True, False
+    return mask
+
+
+def check(arguments, target):
+    """The report on the layer that the arguments ask for, printed and drawn."""
+    layer = make_layer(target, dict(arguments.set), arguments.seed)
+    inputs, keywords = make_inputs(arguments, layer)
+    report = gradcheck(layer, inputs, keywords, mode=arguments.mode, eps=arguments.eps, rtol=arguments.rtol,
+                       atol=arguments.atol, seed=arguments.seed)
+    print(report)
+    if arguments.plot and report.rows:
+        report.plot(arguments.plot)
+    return report
+
+
 def main(argv=None):
+    arguments = target = None
     try:
         arguments = parse(argv)
-        layer = make_layer(find_layer(arguments.layer), dict(arguments.set), arguments.seed)
-        inputs, keywords = make_inputs(arguments, layer)
-        report = gradcheck(layer, inputs, keywords, mode=arguments.mode, seed=arguments.seed)
-        print(report)
-        if arguments.plot and report.rows:
-            report.plot(arguments.plot)
-    except (UsageError, ValueError, TypeError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        target = find_layer(arguments.layer)
+        return 0 if check(arguments, target).ok else 1
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:                                       # bad usage, or the layer's own error
+        if arguments and arguments.traceback:
+            traceback.print_exc()
+        print(f"error: {describe(error, target)}", file=sys.stderr)
         return 2
-    except Exception:                                                # the layer's own error: its author wants the place
-        traceback.print_exc()
-        return 2
-    return 0 if report.ok else 1
 
 
 if __name__ == "__main__":

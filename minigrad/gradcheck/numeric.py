@@ -9,6 +9,8 @@ ROUNDING = 2.0**-52
 CLOSER = (0.1, 0.01)               # of eps: tried in turn before a difference is called an error
 AT_KINK = (1e-1, 1e-3, 1e-4)       # of eps: a kink's jump in slope is the same at each of them
 STEADY = 0.05                      # relative change of that jump that rounding may make
+INTO_DOMAIN = tuple(10.0**-n for n in range(1, 7))                  # of eps: tried in turn where L is not finite
+LINEAR = 0.1                       # relative: how far a difference may be from shrinking as eps does
 TINY = 0.01                        # atol may hide at most this part of a tensor's largest slope
 SINGLE = 2e-9                      # relative: double precision does better, single precision (6e-8) does not
 
@@ -68,19 +70,30 @@ class Line:
 
     def judge(self, analytic, first):
         """Verdict on an analytic slope, `first` being the central difference at eps."""
+        if math.isfinite(analytic) and not math.isfinite(first.value):
+            return self.into_domain(analytic) or Verdict("wrong", first.value, math.inf)
         error = self.tolerances.error(analytic, first.value)
         if error <= 1 or error == math.inf:
             return Verdict("ok" if error <= 1 else "wrong", first.value, error)
         return self.closer(analytic, first) or self.at_kink(analytic) or Verdict("wrong", first.value, error)
 
-    def closer(self, analytic, first):
+    def into_domain(self, analytic):
+        """A Verdict ok if the slopes agree where eps is so small that forward stays in its domain (a log's), else None.
+        """
+        for scale in INTO_DOMAIN:
+            slope = self.central(scale)
+            if math.isfinite(slope.value):
+                return self.closer(analytic, slope, tuple(scale * part for part in (1, *CLOSER, 0.001)))
+        return None
+
+    def closer(self, analytic, first, scales=(1.0, *CLOSER)):
         """A Verdict if the slopes agree once eps is smaller, else None: L is strongly curved, or a kink lies beside.
 
         Where rounding moves the smaller difference by more than is tolerated it could agree by chance: that is no
         evidence, and the difference stays an error.
         """
-        before, previous = first, 1.0
-        for scale in CLOSER:
+        before, previous, tenfold = first, scales[0], 0
+        for scale in scales[1:]:
             near, shrink = self.central(scale), (scale / previous)**2
             if not near.noise <= self.tolerances.atol + self.tolerances.rtol * abs(analytic):
                 return None
@@ -90,10 +103,22 @@ class Line:
             if self.tolerances.agree(analytic, near.value) and self.tolerances.agree(
                     analytic, self.central(scale / 2).value):        # twice: what is curved would have moved on
                 return Verdict("beside", near.value, self.tolerances.error(analytic, near.value))
+            straight = near.value + (near.value - before.value) * (scale / previous) / (1 - scale / previous)
+            tenfold = tenfold + 1 if self.tenfold(analytic, before, near, straight, scale / previous) else 0
+            if tenfold == 2:
+                return Verdict("ok", straight, self.tolerances.error(analytic, straight))
             if self.tolerances.agree(before.value, near.value):
                 return None                                      # a straight piece: nothing will change
             before, previous = near, scale
         return None
+
+    def tenfold(self, analytic, before, near, straight, shrink):
+        """Whether the difference shrank as eps did, and the slopes, extrapolated to eps = 0 (`straight`), agree.
+
+        At a jump of the second derivative (a squared ReLU at 0) the central difference is a straight line in eps.
+        """
+        far, close = before.value - analytic, near.value - analytic
+        return abs(close - shrink * far) <= LINEAR * shrink * abs(far) and self.tolerances.agree(analytic, straight)
 
     def at_kink(self, analytic):
         """A Verdict if L has a kink at t = 0 and the analytic slope is a subgradient there, else None.
@@ -135,7 +160,9 @@ class Line:
         slopes = [(4 * self.central(scale / 2).value - self.central(scale).value) / 3
                   for scale in (0.95, 0.9, 0.85, 0.8, 0.75)]
         difference, spread = abs(sum(slopes) / len(slopes) - analytic), max(slopes) - min(slopes)
-        return difference / size if difference > max(SINGLE * size, 5 * spread) else 0.0
+        unmoved = ROUNDING * self.probe.size / (2 * self.tolerances.eps)     # by less than their rounding: not in `spread`
+        known = max(SINGLE * size, 5 * spread, unmoved, self.probe.floor)
+        return difference / size if difference > known else 0.0
 
 
 def steps(array):

@@ -6,11 +6,12 @@ import inspect
 import numpy as np
 
 from minigrad.backend import array_module, asnumpy
-from minigrad.layer import Layer
+from minigrad.gradcheck.held import parameters_of
 from minigrad.tree import tree_leaves, tree_map
 
 CONSTANTS = ("mask", "memory_mask", "rng", "target", "targets")     # arguments that have no gradient
 JITTER = 0.1
+ROUNDINGS = 10 * 2.0**-52
 NUDGE = 1e-3                       # a hundred times eps
 
 
@@ -43,6 +44,7 @@ class Probe:
     tensors     {name: array} of everything that has a gradient: inputs by argument name, parameters by dotted name
     dout        the random upstream gradient: the checked scalar is L = sum <dout, outputs>
     flat_dout   the same as one vector on the host; `size` is the norm of <dout, outputs>
+    floor       what the rounding of any backward may put into a gradient, however small that is
     """
 
     def __init__(self, layer, inputs, keywords, seed):
@@ -56,7 +58,7 @@ class Probe:
                           for name, value in bound.arguments.items()}
         self.inputs = {name: leaf for argument in self.slots(required=True)
                        for name, leaf in tree_leaves(self.arguments[argument], argument) if is_float_array(leaf)}
-        self.parameters = dict(_parameters_of(layer))
+        self.parameters = dict(parameters_of(layer))
         self.dout = None
 
     def __enter__(self):
@@ -101,7 +103,8 @@ class Probe:
                 arguments["rng"].random()
         bound = self.signature.bind_partial()
         bound.arguments.update((name, arguments[name]) for name in self.arguments if name in arguments)
-        answer = self.layer.forward(*bound.args, **bound.kwargs)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):      # what is not finite is reported
+            answer = self.layer.forward(*bound.args, **bound.kwargs)
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise ContractError(f"forward returned {_kind(answer)}; expected the pair (y, cache)")
         return tree_map(lambda leaf: np.asarray(leaf) if isinstance(leaf, np.generic) else leaf, answer[0]), answer[1]
@@ -120,6 +123,10 @@ class Probe:
         self.flat_dout = np.concatenate(leaves)
         with np.errstate(invalid="ignore", over="ignore"):
             self.size = float(np.linalg.norm(self.flat_dout * self.outputs()))
+        self.floor = ROUNDINGS * min(self.size, float(np.linalg.norm(self.flat_dout)))
+        if not np.isfinite(self.outputs()).all():
+            moved = f" (the parameters moved by about {JITTER:g})" if self.parameters else ""
+            raise ContractError(f"forward's output is not finite at these inputs{moved}: nothing to compare there")
 
     def call_backward(self, cache, dout):
         return self.layer.backward(cache, dout) if self.cache_first else self.layer.backward(dout, cache)
@@ -161,14 +168,6 @@ class Probe:
             if argument in required:
                 found.update(tree_leaves(gradient, argument))
         return found
-
-
-def _parameters_of(layer):
-    """(name, Parameter) of a layer, or of any other object that holds Parameters as a layer does."""
-    if not isinstance(layer, Layer):
-        held, layer = vars(layer) if hasattr(layer, "__dict__") else {}, Layer()
-        vars(layer).update(held)
-    return layer.named_parameters()
 
 
 def _to_float64(leaf):

@@ -50,7 +50,8 @@ class Report:
         head = ("tensor", "shape", "worst index", "analytic", "numeric", "rel. error", "wrong", "")
         table = [head] + [(r.name, str(r.shape), str(r.index), f"{r.analytic: .9e}", f"{r.numeric: .9e}",
                            f"{r.relative_error:.1e}", f"{r.wrong}/{r.checked}", r.status) for r in self.rows]
-        widths = [max(len(line[n]) for line in table) for n in range(len(head))]
+        table = table if self.rows else []
+        widths = [max((len(line[n]) for line in table), default=0) for n in range(len(head))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in table]
         lines += [f"problem: {problem}" for problem in self.problems] + [f"note: {note}" for note in self.notes]
         verdict = "every gradient agrees" if self.ok else "WRONG"

@@ -3,6 +3,7 @@
 import numpy as np
 
 from minigrad.backend import array_module
+from minigrad.gradcheck.held import members, strays
 from minigrad.gradcheck.probe import ContractError, host, is_array, is_float_array
 from minigrad.layer import Layer
 from minigrad.parameter import Parameter
@@ -26,15 +27,18 @@ def changed(before, after):
 
 
 def attributes(owner, path="", seen=()):
-    """Yield (dotted path, value, copy of an array or None) of all that a layer holds beside its Parameters."""
-    if isinstance(owner, Parameter) or id(owner) in seen:
+    """Yield (dotted path, value, copy of an array or None) of all that a layer holds, a Parameter as an object."""
+    if isinstance(owner, Parameter):
+        yield path, owner, None
+        return
+    if id(owner) in seen:
         return
     if isinstance(owner, list | tuple):
         items = enumerate(owner)
     elif isinstance(owner, dict):
         items = owner.items()
     elif isinstance(owner, Layer) or not path:
-        items = getattr(owner, "__dict__", {}).items()
+        items = members(owner).items()
     else:
         yield path, owner, host(owner).copy() if is_array(owner) else None
         return
@@ -75,6 +79,7 @@ def check_forward(probe):
     watch = Watch(probe)
     out, cache = probe.forward()
     problems = [f"forward edits {what}; it must write neither its inputs nor the layer" for what in watch.written()]
+    problems += strays(probe.layer)
     first = snapshot(out)
     if changed(first, snapshot(probe.forward()[0])):
         problems.append("forward is not repeatable: two calls with the same inputs and equally seeded rng differ")
@@ -108,11 +113,11 @@ def check_backward(probe, cache):
     return gradients, problems
 
 
-def _differ(expected, got, factor=1.0):
+def _differ(probe, expected, got, factor=1.0):
     """The names whose gradients differ from `factor` times the expected ones."""
     expected = {name: host(gradient) * factor for name, gradient in expected.items()}
     sizes = [np.abs(a[np.isfinite(a)]).max(initial=0.0) for a in expected.values()]
-    room = SAME * max(sizes, default=0.0)
+    room = max(SAME * max(sizes, default=0.0), abs(factor) * probe.floor)
     return [name for name, a in expected.items()
             if not np.allclose(a, host(got[name]), rtol=0, atol=room, equal_nan=True)]
 
@@ -120,10 +125,10 @@ def _differ(expected, got, factor=1.0):
 def _twice(probe, cache, gradients):
     returned = probe.call_backward(cache, probe.dout)                # without zeroing: parameters must double
     again = probe.collect(returned)
-    for name in _differ(gradients, again):
+    for name in _differ(probe, gradients, again):
         if name in probe.inputs:
             yield f"the gradient of {name} differs when backward runs twice on one cache"
-    for name in _differ(gradients, again, 2.0):
+    for name in _differ(probe, gradients, again, 2.0):
         if name in probe.parameters:
             yield f"the gradient of {name} does not double when backward runs twice: assigned (=), not added (+=)?"
 
@@ -135,7 +140,7 @@ def _zero(probe, cache, gradients):
 
 
 def _linear(probe, cache, gradients):
-    for name in _differ(gradients, probe.backward(cache, _times(FACTOR, probe.dout)), FACTOR):
+    for name in _differ(probe, gradients, probe.backward(cache, _times(FACTOR, probe.dout)), FACTOR):
         yield (f"the gradient of {name} is not linear in the upstream gradient: {FACTOR:g} dy does not give {FACTOR:g} "
                "times as much (clipped, or rounded to lower precision?)")
 
@@ -149,7 +154,7 @@ def _two_uses(probe, cache, gradients):
         yield "a later forward writes into what an earlier one returned"
     for sentence in ("backward reads what a later forward left behind, not its own cache",
                      "backward depends on a backward that ran before it"):
-        names = _differ(gradients, probe.backward(cache))
+        names = _differ(probe, gradients, probe.backward(cache))
         if names:
             yield f"{sentence} (gradient of {', '.join(names)})"
         probe.backward(other_cache)
@@ -170,7 +175,7 @@ def _none_is_zero(probe, cache, gradients):
     for name, with_none, with_zero in cases:
         expected = probe.backward(cache, with_zero)
         try:
-            wrong = _differ(expected, probe.backward(cache, with_none))
+            wrong = _differ(probe, expected, probe.backward(cache, with_none))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, ContractError) as error:
             yield f"backward fails when {name} is None, which means zero ({type(error).__name__}: {error})"
             continue
