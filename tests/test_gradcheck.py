@@ -194,6 +194,90 @@ def test_a_layer_that_is_no_Layer_has_its_parameters_checked():
     assert wrong_rows(gradcheck(Plain(), (normal(3, 4),))) == {"W"}
 
 
+class Scale:
+    """y = x W, no Layer; the gradient of W is wrong."""
+
+    def __init__(self):
+        self.W = Parameter(normal(4))
+
+    def forward(self, x):
+        return x * self.W.value, (x,)
+
+    def backward(self, dy, cache):
+        x, = cache
+        self.W.grad += 7 * (dy * x).sum(axis=0)
+        return dy * self.W.value
+
+
+class Slotted(Scale):
+    __slots__ = ("W",)
+
+
+class OnlySlots:
+    __slots__ = ("W",)
+    __init__, forward, backward = Scale.__init__, Scale.forward, Scale.backward
+
+
+@both_modes
+@pytest.mark.parametrize("kind", [Slotted, OnlySlots])
+def test_parameters_in_slots_are_checked(kind, mode):
+    assert wrong_rows(gradcheck(kind(), (normal(3, 4),), mode=mode)) == {"W"}
+
+
+class Wrapping(Layer):
+    """A layer around an object that is no Layer."""
+
+    def __init__(self, inner, **held):
+        self.inner = inner
+        vars(self).update(held)
+
+    def forward(self, x, mask=None, rng=None):
+        return self.inner.forward(x)
+
+    def backward(self, dy, cache):
+        return self.inner.backward(dy, cache)
+
+
+class Lazy(Wrapping):
+    """Makes its Parameter at the first call."""
+
+    def __init__(self, place):
+        self.place, self.W, self.parts = place, None, []
+
+    def forward(self, x, mask=None, rng=None):
+        if self.W is None and not self.parts:
+            vars(self).update({"W": Parameter(normal(4))} if self.place == "W" else {"parts": [Linear(4, 4, rng=0)]})
+        return (x * self.W.value, (x,)) if self.place == "W" else self.parts[0].forward(x)
+
+    def backward(self, dy, cache):
+        return dy * self.W.value if self.place == "W" else self.parts[0].backward(dy, cache)
+
+
+@both_modes
+@pytest.mark.parametrize("place", ["W", "parts.0.W"])
+def test_parameters_that_forward_makes_are_reported(place, mode):
+    report = gradcheck(Lazy(place), (normal(3, 4),), mode=mode)
+    assert any(f"forward edits the layer's attribute {place};" in problem for problem in report.problems)
+
+
+def test_parameters_that_no_layer_holds_are_reported():
+    inner = Scale()
+    inner.itself, inner.numpy, inner.more = inner, np, {"b": [{inner.W}, Parameter(normal(2))]}
+    report = gradcheck(Wrapping(inner, unused=[len, inner]), (normal(3, 4),))
+    said = "is held by a Scale, which is no Layer: it is neither checked nor trained"
+    assert report.problems == [f"the Parameter inner.{name} {said}" for name in ("W", "more.b.1")]
+    inner = Linear(4, 4, rng=0)
+    assert gradcheck(Wrapping(inner, tied={"a": (inner.W, inner)}, names={"a"}), (normal(3, 4),)).ok
+
+
+def test_a_Layer_takes_dy_first():
+    class Swapped(Tanh):
+        def backward(self, cache, dy):
+            return super().backward(dy, cache)
+    report = gradcheck(Swapped(np.random.default_rng(0)), (normal(3, 4),))
+    assert report.problems == ["backward takes (cache, dy); a Layer's backward takes (dy, cache)"]
+
+
 def test_a_recurrent_layer_returns_a_pair():
     class Alone(Recurrence):
         def backward(self, upstream, cache):
@@ -406,6 +490,86 @@ def test_large_inputs(mode):
         assert gradcheck(layer, (1e5 * normal(5),), mode=mode).ok == (error == 0)
 
 
+def softmax(wrong=0.0):
+    def forward(x):
+        e = np.exp(x - x.max(axis=-1, keepdims=True))
+        return e / e.sum(axis=-1, keepdims=True)
+
+    def backward(dy, x):
+        y = forward(x)
+        return y * (dy - (1 + wrong) * (dy * y).sum(axis=-1, keepdims=True))
+    return function(forward, backward)
+
+
+@both_modes
+@pytest.mark.parametrize("scale", [1, 20, 100])
+def test_a_saturated_softmax_is_right(scale, mode):
+    for seed in range(10):
+        for error in (0.0, 1e-4):
+            report = gradcheck(softmax(error), (scale * normal(3, 4, seed=seed),), mode=mode, seed=seed)
+            assert report.ok == (error == 0), report
+
+
+def squared_relu(wrong=0.0, at_zero=0.0):
+    return elementwise(lambda x: np.maximum(x, 0)**2,
+                       lambda x: np.where(x == 0, at_zero, (2 + wrong) * np.maximum(x, 0)))
+
+
+JUMPS = {
+    "squared relu": (squared_relu(), True),
+    "squared relu, wrong elsewhere": (squared_relu(wrong=1e-4), False),
+    **{f"squared relu, {slope:g} at 0": (squared_relu(at_zero=slope), False) for slope in (1e-3, 3e-5, -3e-5)},
+    "x|x|": (elementwise(lambda x: x * np.abs(x), lambda x: 2 * np.abs(x)), True),
+}
+
+
+@both_modes
+@pytest.mark.parametrize("name", JUMPS)
+def test_jumps_of_the_second_derivative(name, mode):
+    """The central difference is off by a multiple of eps, which is no error; but a slope that is off is one."""
+    layer, right = JUMPS[name]
+    for x in (AT_ZERO, np.zeros((3, 3)) if "elsewhere" not in name else AT_ZERO):
+        for seed in range(5):
+            report = gradcheck(layer, (x,), mode=mode, seed=seed)
+            assert report.ok == right, report
+            assert not report.notes
+
+
+EDGES = {
+    "log": (np.log, lambda x: 1 / x, 1e-8),
+    "square root": (np.sqrt, lambda x: 0.5 / np.sqrt(x), 1e-6),
+    "entropy": (lambda p: -p * np.log(p), lambda p: -np.log(p) - 1, 1e-6),
+}
+
+
+@both_modes
+@pytest.mark.parametrize("name", EDGES)
+def test_at_the_edge_of_the_domain_eps_becomes_smaller(name, mode):
+    forward, slope, edge = EDGES[name]
+    for x in (np.full((2, 2), edge), np.array([edge, 0.3, 1.2])):
+        for error in (0.0, 1e-4):
+            layer = elementwise(forward, lambda x, error=error: (1 + error) * slope(x))
+            report = gradcheck(layer, (x,), mode=mode)
+            assert report.ok == (error == 0), report
+
+
+@both_modes
+def test_outside_the_domain_that_is_the_problem(mode):
+    report = gradcheck(elementwise(np.log, lambda x: 1 / x), (normal(3),), mode=mode)
+    assert report.problems == ["forward's output is not finite at these inputs: nothing to compare there"]
+    assert not report.rows
+    assert str(report).splitlines()[1:] == [f"problem: {report.problems[0]}"]           # no head without a table
+
+
+@both_modes
+def test_an_offset_that_drowns_the_slopes_is_noted(mode):
+    for error, offset, noted in ((0, 1e7, True), (0.1, 1, False)):
+        layer = elementwise(lambda x, c=offset: c + np.tanh(x), lambda x, e=error: (1 + e) * (1 - np.tanh(x)**2))
+        report = gradcheck(layer, (normal(3, 4),), mode=mode)
+        assert wrong_rows(report) == {"x"}
+        assert any("x: rounding of the outputs alone moves" in note for note in report.notes) == noted
+
+
 # ---- random numbers, purity, arguments -------------------------------------------------------------------
 
 def test_a_generator_is_not_advanced():
@@ -591,10 +755,16 @@ class Broken(Table):
     out, err = capsys.readouterr()
     assert "W " in out.splitlines()[-1]
     assert not err
-    assert main([f"{path}:Broken", "--shape", "2,5", "--ids", "3"]) == 2
+    broken = [f"{path}:Broken", "--shape", "2,5", "--ids", "3"]
+    line = ("error: Broken.backward raises AttributeError: 'Broken' object has no attribute 'nothing' "
+            "(table.py, line 23)\n")
+    assert main(broken) == 2
+    assert capsys.readouterr() == ("", line)
+    assert main([*broken, "--traceback"]) == 2
     out, err = capsys.readouterr()
-    assert "has no attribute 'nothing'" in err
-    assert "return self.nothing" in err                             # the traceback: it is the layer's error
+    assert err.startswith("Traceback")
+    assert "return self.nothing" in err
+    assert err.endswith(line)
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
@@ -614,6 +784,13 @@ class Broken(Table):
     (["minigrad.functional:tanh", "--shape", "3", "--shape", "3"], "too many positional arguments"),
     (["minigrad.functional:tanh", "--shape", "3", "--mode", "direction", "--plot", "x.png"], "expected --mode full"),
     (["minigrad.functional:tanh", "--shape", "3", "--mode", "quick"], "invalid choice: 'quick'"),
+    (["minigrad.functional:tanh", "--shape", "3", "--plot", "x.jpg"], "x.jpg: it draws PNG; expected a name that"),
+    (["minigrad.functional:tanh", "--shape", "3", "--ids", "-1"], "--ids: '-1'; expected a whole number, 1 or larger"),
+    (["minigrad.functional:tanh", "--shape", "3", "--ids", "0"], "expected a whole number, 1 or larger"),
+    (["minigrad.functional:tanh", "--shape", "3", "--ids", "2", "--positive"], "expected them without --positive"),
+    (["minigrad.functional:tanh", "--shape", "3", "--eps", "-1"], "eps is -1.0"),
+    (["minigrad.layers:LSTM", "--set", "d=0", "--set", "h=3", "--shape", "2,3,4"],
+     "LSTM.__init__ raises ValueError: LSTM: d"),
 ])
 def test_bad_usage_is_one_line(arguments, words, capsys):
     assert main(arguments) == 2
@@ -622,3 +799,96 @@ def test_bad_usage_is_one_line(arguments, words, capsys):
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert words in err
+
+
+LAYERS = """
+import numpy as np
+from minigrad import Layer, Parameter
+from beside_the_layers import scale
+
+class Drawn(Layer):
+    def __init__(self, rng):
+        self.W = Parameter(rng.standard_normal(4))
+
+    def forward(self, x, mask=None, rng=None):
+        self.check(x)
+        return scale * x * self.W.value, (x,)
+
+    def check(self, x):
+        pass
+
+    def backward(self, dy, cache):
+        x, = cache
+        self.W.grad += scale * (dy * x).sum(axis=0)
+        return scale * dy * self.W.value
+
+class Deep(Drawn):
+    def check(self, x):
+        np.zeros(3) + np.zeros(4)
+
+class Unmade(Drawn):
+    def __init__(self, rng):
+        raise RuntimeError("two\\nlines")
+
+class Stopped(Drawn):
+    def check(self, x):
+        raise KeyboardInterrupt
+
+class Log(Layer):
+    def forward(self, x, mask=None, rng=None):
+        return np.log(x), (x,)
+
+    def backward(self, dy, cache):
+        return dy / cache[0]
+
+class Mean(Layer):
+    def forward(self, x, mask=None, rng=None):
+        n = mask.sum(axis=1)[:, None]
+        assert n[0] and not n[-1]
+        return (x * mask[..., None]).sum(axis=1) / n, (mask, n)
+
+    def backward(self, dy, cache):
+        mask, n = cache
+        return dy[:, None] * mask[..., None] / n[..., None]
+"""
+
+
+@pytest.fixture
+def layers(tmp_path, monkeypatch):
+    """A file of layers that imports another one beside it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "beside_the_layers", raising=False)
+    (tmp_path / "beside_the_layers.py").write_text("scale = 2\n", encoding="utf-8")
+    (tmp_path / "layers.py").write_text(LAYERS, encoding="utf-8")
+    return f"{tmp_path / 'layers.py'}:"
+
+
+def test_command_line_hands_out_a_generator_and_imports_from_beside_the_file(layers, capsys):
+    assert main([f"{layers}Drawn", "--shape", "3,4"]) == 0
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "status", "line"), [
+    ("Deep", 2, "Deep.forward raises ValueError: operands could not be broadcast together with shapes (3,) (4,) "
+                "(layers.py, line 24)"),
+    ("Unmade", 2, "Unmade.__init__ raises RuntimeError: two lines (layers.py, line 28)"),
+    ("Stopped", 130, "interrupted"),
+])
+def test_the_authors_errors_are_one_line_with_the_place(layers, capsys, name, status, line):
+    assert main([f"{layers}{name}", "--shape", "3,4"]) == status
+    assert capsys.readouterr() == ("", f"error: {line}\n")
+
+
+def test_command_line_tolerances_and_positive_inputs(layers, capsys):
+    assert main([f"{layers}Log", "--shape", "3,4"]) == 1
+    assert "forward's output is not finite" in capsys.readouterr().out
+    log = [f"{layers}Log", "--shape", "3,4", "--positive"]
+    assert main(log) == 0
+    assert main([*log, "--eps", "1e-7", "--rtol", "1e-13", "--atol", "0"]) == 1
+    assert main([*log, "--eps", "1e-4", "--rtol", "1e-3", "--atol", "1e-3"]) == 0
+
+
+def test_command_line_mask_leaves_a_sample_without_a_real_step(layers, capsys):
+    for seed in "0123":
+        assert main([f"{layers}Mean", "--shape", "2,3,4", "--mask", "--seed", seed]) == 1
+        assert "forward's output is not finite" in capsys.readouterr().out

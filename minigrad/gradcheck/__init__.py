@@ -44,7 +44,8 @@ def gradcheck(layer, inputs, keywords=None, *, mode="full", eps=1e-5, rtol=1e-6,
 
     Floating-point inputs are copied to float64; the layer's parameters are as before afterwards.
     A kink (ReLU at 0) is named in `notes`, not called an error, if the analytic value is a subgradient there; the
-    check is then repeated, in directions, a little beside it.
+    check is then repeated, in directions, a little beside it. Where eps leaves forward's domain it becomes smaller;
+    an output that is not finite at the inputs themselves is a problem, and nothing is compared.
     Raises ValueError for a wrong mode or tolerance, TypeError for inputs that do not fit forward.
     """
     check_choice("gradcheck", "mode", mode, ("full", "direction"))

@@ -160,7 +160,7 @@ class Line:
         slopes = [(4 * self.central(scale / 2).value - self.central(scale).value) / 3
                   for scale in (0.95, 0.9, 0.85, 0.8, 0.75)]
         difference, spread = abs(sum(slopes) / len(slopes) - analytic), max(slopes) - min(slopes)
-        unmoved = ROUNDING * self.probe.size / (2 * self.tolerances.eps)     # by less than their rounding: not in `spread`
+        unmoved = 2 * ROUNDING * self.probe.size / self.tolerances.eps   # outputs that move by less than their rounding
         known = max(SINGLE * size, 5 * spread, unmoved, self.probe.floor)
         return difference / size if difference > known else 0.0
 
