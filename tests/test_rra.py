@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from oracles import plain_backward, plain_forward
 
 from minigrad.layers import LSTM, RRALSTM
+from minigrad.layers.lstm_loop import BLOCK
 from minigrad.layers.rra import NORMALIZERS
 
 CELLS = [case for case in TABLE if case.name.startswith(("LSTM", "RRALSTM"))]
@@ -28,6 +29,21 @@ def test_the_fast_loop_equals_the_plain_equations(case, kind):
     if isinstance(layer, RRALSTM) and len(layer.w.value):
         totals[3] = NORMALIZERS[layer.normalize].backward(totals[3], layer.attention_weights()[1])
     assert_close(grads(layer), totals)
+
+
+@pytest.mark.parametrize("T", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 7])
+def test_blocks_of_steps_add_up(T):
+    """The weights' products are taken a block of steps at a time: lengths around a block's ends."""
+    layer = RRALSTM(3, 4, 5, rng=0, dtype="float64")
+    x, mask = np.random.default_rng(0).standard_normal((2, T, 3)), np.ones((2, T), bool)
+    mask[0, T // 2:] = False
+    state = np.zeros((2, 6, 4)), np.zeros((2, 4))
+    out, cache = layer.forward(x, state, mask)
+    plain_out, plain_caches = plain_forward(layer, x, state, mask)
+    dy, dstate = upstream(out)
+    plain_dx, plain_dstate0, totals = plain_backward(layer, dy, dstate, mask, plain_caches)
+    assert_close((out, *layer.backward((dy, dstate), cache)), (plain_out, plain_dx, plain_dstate0))
+    assert_close(grads(layer)[:3], totals[:3])
 
 
 # ---- exact facts -----------------------------------------------------------------------------------------

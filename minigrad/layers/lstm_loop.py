@@ -12,9 +12,10 @@ What makes it fast, and what the names of the arrays carry (docs/derivations/rra
 * time first and gates first: `gates` is (4, T, B, h), so that i, f, o, g of a step are contiguous blocks, and the four
   (h, h) blocks of U are one batched product;
 * sigma(z) = (1 + tanh(z/2)) / 2: one tanh serves all four gates, with the 1/2 folded into copies of W, U, b;
-* the input product and the weights' gradients are one product each, outside the loop;
+* the input product is one product, outside the loop;
 * `hs` holds the past before the sequence and the sequence in one array: row P + t is h_t. So the window of step t is a
   slice, never a copy, and its weighted sum is one vector-matrix product;
+* the gradients of the weights are taken a block of steps at a time, while its dz are in the processor's cache;
 * backward gathers what the window owes h_t from the later ds_t, again one vector-matrix product, where scattering each
   ds_t into K earlier states would be K additions.
 """
@@ -23,6 +24,8 @@ from typing import Any, NamedTuple
 
 from minigrad.backend import array_module, empty, zeros
 from minigrad.layers.recurrent import Packing, pack, unpack
+
+BLOCK = 20                         # steps whose dz are kept until the weights' products take them
 
 
 class LoopCache(NamedTuple):
@@ -138,31 +141,31 @@ def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
     """
     x1, gates, hs, cs, q, packing = cache
     xp, dtype, (T, B, h) = array_module(hs), hs.dtype, q.shape
-    P, K = len(hs) - T, 0 if w_hat is None else len(w_hat)
+    P, K, d = len(hs) - T, 0 if w_hat is None else len(w_hat), W.shape[0]
 
     dhs, dcs = _upstream(dy, dpast, dc, cache)                               # (P+T, B, h), (T+1 or 1, B, h)
-    U_T = empty((4, h, h), dtype, xp)
-    U_T[...] = U.reshape(h, 4, h).transpose(1, 2, 0)
-    dz, ds = empty((4, T, B, h), dtype, xp), empty((T + K + offset - 1, B, h), dtype, xp)
+    U_T, W_T = _transposed_blocks(U, dtype), _transposed_blocks(W, dtype)    # (4, h, h), (4, h, d)
+    dUW1, dx = zeros((4, h + d + 1, h), dtype, xp), empty((T, B, d), dtype, xp)
+    dz, ds = empty((4, BLOCK, B, h), dtype, xp), empty((T + K + offset - 1, B, h), dtype, xp)
     ds[T:] = 0                                                               # there are no steps behind the last
     flat_ds, flat_hs = ds.reshape(len(ds), B * h), hs.reshape(P + T, B * h)
     if K:
         newest_first = xp.ascontiguousarray(w_hat[None]).astype(dtype, copy=False)   # (1, K)
         dw_hat = zeros((K, 1), dtype, xp)                                    # oldest first, as the window's rows
-    local, dz_U, u = (empty(shape, dtype, xp) for shape in [(4, B, h), (4, B, h), (B, h)])
+    dz_U, u = empty((4, B, h), dtype, xp), empty((B, h), dtype, xp)
 
     def add_recurrent(t, dh):
-        """dh += what step t+1 owes h_t: dz_{t+1} U^T, the four gate blocks added up."""
-        xp.matmul(dz[:, t + 1], U_T, out=dz_U)
-        for block in dz_U:
-            dh += block
+        """dh += what step t owes h_{t-1}: dz_t U^T, the four gates added up."""
+        xp.matmul(dz[:, t % BLOCK], U_T, out=dz_U)
+        xp.add.reduce(dz_U, axis=0, out=u)
+        dh += u
 
     dc = dcs[-1]
     for t in range(T - 1, -1, -1):
-        dh, dz_t, ds_t, gates_t, q_t = dhs[P + t], dz[:, t], ds[t], gates[:, t], q[t]
-        i, _, o, g = gates_t
+        dh, dz_t, ds_t, gates_t, q_t = dhs[P + t], dz[:, t % BLOCK], ds[t], gates[:, t], q[t]
+        i, f, o, g = gates_t
         if t < T - 1:
-            add_recurrent(t, dh)
+            add_recurrent(t + 1, dh)
         if K:
             xp.matmul(newest_first, flat_ds[t + offset:t + offset + K], out=u.reshape(1, B * h))
             dh += u
@@ -174,23 +177,30 @@ def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
         if K:
             newest = P + t - offset                                          # the row of h_{t-offset}
             dw_hat += flat_hs[newest - K + 1:newest + 1] @ flat_ds[t][:, None]
-        _gate_slopes(gates_t, local)
-        xp.multiply(dc, g, out=dz_t[0])
-        xp.multiply(dc, cs[t], out=dz_t[1])
-        xp.multiply(dh, q_t, out=dz_t[2])
-        xp.multiply(dc, i, out=dz_t[3])
-        dz_t *= local
-        dc *= gates_t[1]
+        _gate_slopes(gates_t, dz_t)
+        dz_i, dz_f, dz_o, dz_g = dz_t
+        dz_i *= g
+        dz_f *= cs[t]
+        dz_o *= q_t
+        dz_o *= dh
+        dz_g *= i
+        dz_g *= dc
+        dz_t[:2] *= dc
+        dc *= f
         if packing is not None:
             dc += dcs[t]
+        if t % BLOCK == 0:
+            steps = slice(t, min(t + BLOCK, T))
+            _add_products(dz, x1[steps], hs[P - 1:][steps], W_T, dUW1, dx[steps])
 
     if T:
-        add_recurrent(-1, dhs[P - 1])
+        add_recurrent(0, dhs[P - 1])
     if K:
         _add_window_to_past(dhs[:P], flat_ds, newest_first[0], offset)
     dpast0 = dhs[:P].transpose(1, 0, 2).copy()                               # not a view that keeps all of dhs
-    dx, dW, dU, db = _through_products(x1, hs[P - 1:P - 1 + T], dz, W)
-    return unpack(dx, packing), dpast0, dc.copy(), dW, dU, db, dw_hat[::-1, 0] if K else None
+    dUW1 = dUW1.transpose(1, 0, 2).reshape(h + d + 1, 4 * h)
+    return (unpack(dx.transpose(1, 0, 2), packing), dpast0, dc.copy(), dUW1[h:h + d], dUW1[:h], dUW1[h + d],
+            dw_hat[::-1, 0] if K else None)
 
 
 def _gate_slopes(gates_t, out):
@@ -241,15 +251,19 @@ def _add_window_to_past(dhs_past, flat_ds, newest_first, offset):
         dhs_past[j] += (weights @ flat_ds[steps]).reshape(dhs_past[j].shape)
 
 
-def _through_products(x1, hs_before, dz, W):
-    """dx (B, T, d), dW, dU, db from dz (4, T, B, h): one product [h_{t-1}, x_t, 1]^T dz, and dz W^T gate by gate."""
-    xp, (_, T, B, h), d = array_module(dz), dz.shape, W.shape[0]
-    flat_dz = dz.reshape(4, T * B, h)
-    inputs = empty((T * B, h + d + 1), dz.dtype, xp)
-    inputs[:, :h] = hs_before.reshape(T * B, h)
-    inputs[:, h:] = x1.reshape(T * B, d + 1)
-    dUW1 = xp.matmul(inputs.T, flat_dz).transpose(1, 0, 2).reshape(h + d + 1, 4 * h)
-    dx = flat_dz[0] @ W[:, :h].T
-    for gate in range(1, 4):
-        dx += flat_dz[gate] @ W[:, gate * h:(gate + 1) * h].T
-    return dx.reshape(T, B, d).transpose(1, 0, 2), dUW1[h:h + d], dUW1[:h], dUW1[h + d]
+def _transposed_blocks(weights, dtype):
+    """(d_in, 4h) as four contiguous blocks (4, h, d_in)."""
+    d_in, h = weights.shape[0], weights.shape[1] // 4
+    blocks = empty((4, h, d_in), dtype, array_module(weights))
+    blocks[...] = weights.reshape(d_in, 4, h).transpose(1, 2, 0)
+    return blocks
+
+
+def _add_products(dz, x1, hs_before, W_T, dUW1, dx):
+    """A block of n <= BLOCK steps: dUW1 (4, h+d+1, h) += [h_{t-1}, x_t, 1]^T dz, and dx (n, B, d) = dz W^T."""
+    xp, (n, B, d1), h = array_module(dz), x1.shape, dz.shape[-1]
+    flat_dz = dz[:, :n].reshape(4, n * B, h)
+    inputs = empty((n * B, dUW1.shape[1]), dz.dtype, xp)
+    inputs[:, :h], inputs[:, h:] = hs_before.reshape(n * B, h), x1.reshape(n * B, d1)
+    dUW1 += xp.matmul(inputs.T, flat_dz)
+    xp.matmul(flat_dz, W_T).sum(axis=0, out=dx.reshape(n * B, d1 - 1))
