@@ -123,7 +123,7 @@ def test_asnumpy_refuses_what_is_no_array():
 def test_without_cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert "CuPy cannot be imported" in gpu_problem()
-    assert "pip install" in gpu_problem()
+    assert "README.md, section GPU" in gpu_problem()
     assert not gpu_available()
     assert resolve_device("auto") == resolve_device("cpu") == "cpu"
     assert module_of_device("auto") is np
