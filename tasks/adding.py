@@ -1,6 +1,6 @@
 """The adding problem: RRA against LSTM (Wang 2017, section 4.1, Figure 4).
 
-    python tasks/adding.py                            the quick start: RRA to a test MSE below 0.01, about 2 minutes
+    python tasks/adding.py                            the quick start: RRA to a test MSE below 0.01, 1.5 minutes
     python tasks/adding.py --model lstm               the same for the LSTM
     python tasks/adding.py --compare rra,lstm         both on the same data, and Figure 4
     python tasks/adding.py --paper --compare rra,lstm the paper's setting (Adadelta, zero biases), 8,000 iterations each
@@ -18,18 +18,15 @@ figure7.png (RRA's attention weights over training), last and best checkpoints, 
 """
 
 from tasks.common import (  # first: it sets the number of BLAS threads
-    UsageError,
     clip_settings,
     device_of,
     make_optimizer,
     number,
-    open_run_folder,
     parser_for,
     run,
     settings_of,
     steps_of,
     whole,
-    write_config,
 )
 
 # isort: split
@@ -48,6 +45,7 @@ from minigrad.losses import mean_squared_error
 from minigrad.train import Trainer
 from models.regressor import SequenceRegressor
 from tasks.figures import draw_attention_weights, draw_curves
+from tasks.run_folder import UsageError, open_run_folder, write_config
 
 MODELS = ("rra", "lstm")
 DEFAULTS = {

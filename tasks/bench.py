@@ -35,8 +35,9 @@ import numpy as np  # noqa: E402, F401 - before tasks.common
 from minigrad.backend import resolve_device  # noqa: E402
 from minigrad.checkpoint import write_atomically  # noqa: E402
 from tasks import bench_measure, bench_peers  # noqa: E402
-from tasks.common import OneLineParser, UsageError, environment, run, whole  # noqa: E402
+from tasks.common import OneLineParser, run, whole  # noqa: E402
 from tasks.figures import COLOURS, new_figure, save  # noqa: E402
+from tasks.run_folder import UsageError, environment  # noqa: E402
 
 FULL = {"batch_size": 50, "length": 100, "hidden": 128, "window": 10, "repeats": 15, "pause": 0.25, "cost_repeats": 5,
         "over_S": [100, 200, 400, 800, 1600, 3200], "over_B": [10, 20, 40, 80, 160], "over_K": [5, 10, 20, 40, 80]}

@@ -9,7 +9,7 @@ What is kept of a run: its settings, what it ran on (command, commit, versions, 
 evaluations of its log. Checkpoints are not.
 """
 
-from tasks.common import OneLineParser, UsageError, read_config, run
+from tasks.common import OneLineParser, run
 
 # isort: split
 import argparse
@@ -21,6 +21,7 @@ from pathlib import Path
 from minigrad.checkpoint import CheckpointError, write_atomically
 from minigrad.runlog import RunLog, read_log
 from tasks.figures import draw_runs
+from tasks.run_folder import UsageError, read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 HIDDEN_FLAGS = ("--out", "--quiet", "--threads")

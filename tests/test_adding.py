@@ -15,7 +15,8 @@ from minigrad.backend import gpu_problem
 from minigrad.checkpoint import load_checkpoint, save_checkpoint
 from minigrad.runlog import read_log
 from tasks import adding
-from tasks.common import open_run_folder, run
+from tasks.common import run
+from tasks.run_folder import open_run_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["-S", "8", "-K", "3", "--hidden", "6", "--train-size", "60", "--test-size", "20", "--batch-size", "7",

@@ -162,31 +162,16 @@ def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
 
     dc = dcs[-1]
     for t in range(T - 1, -1, -1):
-        dh, dz_t, ds_t, gates_t, q_t = dhs[P + t], dz[:, t % BLOCK], ds[t], gates[:, t], q[t]
-        i, f, o, g = gates_t
+        dh = dhs[P + t]
         if t < T - 1:
             add_recurrent(t + 1, dh)
         if K:
             xp.matmul(newest_first, flat_ds[t + offset:t + offset + K], out=u.reshape(1, B * h))
             dh += u
-        xp.multiply(q_t, q_t, out=u)
-        xp.subtract(1, u, out=u)
-        u *= o
-        xp.multiply(u, dh, out=ds_t)                                         # ds = dh o (1 - q^2)
-        dc += ds_t
+        _cell_backward(xp, dh, dc, gates[:, t], cs[t], q[t], ds[t], dz[:, t % BLOCK])
         if K:
             newest = P + t - offset                                          # the row of h_{t-offset}
             dw_hat += flat_hs[newest - K + 1:newest + 1] @ flat_ds[t][:, None]
-        _gate_slopes(gates_t, dz_t)
-        dz_i, dz_f, dz_o, dz_g = dz_t
-        dz_i *= g
-        dz_f *= cs[t]
-        dz_o *= q_t
-        dz_o *= dh
-        dz_g *= i
-        dz_g *= dc
-        dz_t[:2] *= dc
-        dc *= f
         if packing is not None:
             dc += dcs[t]
         if t % BLOCK == 0:
@@ -203,12 +188,26 @@ def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
             dw_hat[::-1, 0] if K else None)
 
 
-def _gate_slopes(gates_t, out):
-    """sigma' = s - s^2 of i, f, o and tanh' = 1 - g^2, into `out` (4, B, h)."""
-    xp = array_module(out)
-    xp.multiply(gates_t, gates_t, out=out)
-    xp.subtract(gates_t[:3], out[:3], out=out[:3])
-    xp.subtract(1, out[3], out=out[3])
+def _cell_backward(xp, dh, dc, gates_t, c_before, q_t, ds_t, dz_t):
+    """Through one step's equations, from the bottom up. Writes ds_t and dz_t; dc, of c_t, becomes that of c_{t-1}."""
+    i, f, o, g = gates_t
+    dz_i, dz_f, dz_o, dz_g = dz_t
+    xp.multiply(q_t, q_t, out=ds_t)
+    xp.subtract(1, ds_t, out=ds_t)
+    ds_t *= o
+    ds_t *= dh                                                               # ds = dh o (1 - q^2)
+    dc += ds_t
+    xp.multiply(gates_t, gates_t, out=dz_t)
+    xp.subtract(gates_t[:3], dz_t[:3], out=dz_t[:3])                         # sigma' = s - s^2 of i, f, o
+    xp.subtract(1, dz_g, out=dz_g)                                           # tanh'  = 1 - g^2
+    dz_i *= g
+    dz_f *= c_before
+    dz_t[:2] *= dc
+    dz_o *= q_t
+    dz_o *= dh
+    dz_g *= i
+    dz_g *= dc
+    dc *= f
 
 
 def _upstream(dy, dpast, dc, cache):
