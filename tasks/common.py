@@ -94,12 +94,12 @@ SHARED_DEFAULTS = {"device": "cpu", "seed": 0, "steps": None, "epochs": None, "c
 def settings_of(parser, argv, defaults):
     """{setting: value}: what is given on the command line, else the resumed run's, else the default.
 
-    `defaults` is a dict, or a function of what is given that returns one.
+    `defaults` is a function of what is given that returns the task's own.
     Raises UsageError for a flag that contradicts the resumed run, CheckpointError for a folder that is no run.
     """
     given = _given(parser, argv)
     if "resume" not in given:
-        return {**SHARED_DEFAULTS, **(defaults(given) if callable(defaults) else defaults), **given}
+        return {**SHARED_DEFAULTS, **defaults(given), **given}
     saved = _saved_settings(parser, given["resume"], {**SHARED_DEFAULTS, **defaults(given)})
     for key, value in given.items():
         if key not in FREE_SETTINGS and saved.get(key) != value:
