@@ -18,7 +18,7 @@ from minigrad.check import check_count
 from minigrad.checkpoint import CheckpointError, fill_exactly, load_checkpoint, save_checkpoint
 from minigrad.optim import clip_grad_norm, clip_grad_value, grad_norm
 from minigrad.progress import Progress
-from minigrad.runlog import RunLog, read_log
+from minigrad.runlog import RunLog
 
 # What a resumed run may change without becoming another run.
 FREE_SETTINGS = ("steps", "epochs", "target", "device", "threads", "quiet", "out", "resume", "data")
@@ -73,8 +73,8 @@ class Trainer:
     def train(self, steps, stop=None):
         """Train up to step `steps`; `stop(log)` is asked after each evaluation and may return a reason to end.
 
-        Returns that reason, or None. Raises NonFiniteError (naming step and tensor; the last good checkpoint stays),
-        ArithmeticError from a model's `validate`, Interrupted after Ctrl-C or SIGTERM, the state being saved.
+        Returns that reason, or None. Raises NonFiniteError, naming the step and the tensor, or what `validate`
+        says (the last good checkpoint stays), and Interrupted after Ctrl-C or SIGTERM, the state being saved.
         """
         if not self.log.columns:
             self._first_row()
@@ -222,8 +222,10 @@ class Trainer:
         if (self.out / "last.safetensors").exists():
             self.resume()
             return True
-        if self.log.path.exists() and any(row["step"] for row in read_log(self.log.path)[1]):
-            last = self.out / "last.safetensors"
+        log, last = RunLog(self.log.path), self.out / "last.safetensors"
+        if log.path.exists():
+            log.read(math.inf)
+        if any(row["step"] for row in log.rows):
             raise CheckpointError(f"checkpoint {last}: missing, but log.csv goes beyond step 0")
         return False
 

@@ -45,7 +45,7 @@ from minigrad.losses import mean_squared_error
 from minigrad.train import Trainer
 from models.regressor import SequenceRegressor
 from tasks.figures import draw_attention_weights, draw_curves
-from tasks.run_folder import UsageError, open_run_folder, write_config
+from tasks.run_folder import UsageError, note_resumed, open_run_folder, write_config
 
 MODELS = ("rra", "lstm")
 DEFAULTS = {
@@ -179,6 +179,8 @@ def train_one(name, settings, data, out, steps):
     if settings["resume"] and trainer.resume_if_begun():
         if steps < trainer.step:
             raise UsageError(f"--steps: {steps} are asked for, but the run in {out} is at {trainer.step}")
+        for folder in {Path(out), Path(settings["resume"])}:         # of a comparison, the whole's too
+            note_resumed(folder, settings)
         say(settings, f"{name}: goes on from step {trainer.step}")
     baseline = always_one(test)
 

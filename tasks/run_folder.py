@@ -14,6 +14,8 @@ import numpy as np
 
 from minigrad.checkpoint import CheckpointError, write_atomically
 
+RESUMED_WITH = ("steps", "epochs", "target", "device", "threads", "quiet")      # what --resume may change
+
 
 class UsageError(ValueError):
     """Bad input to a task: one line, exit status 2."""
@@ -27,11 +29,7 @@ def open_run_folder(task, settings):
     try:
         if settings["resume"]:
             out = Path(settings["resume"])
-            hold = _hold(out)
-            before = json.loads((out / "config.json").read_text(encoding="utf-8"))
-            resumed = [*before.get("resumed_with", []), environment()["command"]]
-            write_config(out, settings, {"ran_on": before.get("ran_on", {}), "resumed_with": resumed})
-            return out, hold
+            return out, _hold(out)
         out = Path(settings["out"]) if settings["out"] else _new_folder(Path("runs") / task)
         if out.is_file():
             raise UsageError(f"--out {out} is a file; expected a folder that is empty or not there yet")
@@ -82,10 +80,22 @@ class _Held:
         os.close(self.descriptor)
 
 
-def write_config(out, settings, about=None):
+def write_config(out, settings):
     """config.json: the settings, and what they ran on (that part is for the reader; resume does not need it)."""
-    text = json.dumps({"settings": settings, **(about or {"ran_on": environment()})}, indent=1)
-    write_atomically(Path(out) / "config.json", text.encode("utf-8"))
+    _write_json(Path(out) / "config.json", {"settings": settings, "ran_on": environment()})
+
+
+def note_resumed(out, settings):
+    """Bring config.json up to date once a run really goes on: the settings that a resumed run may change, and how."""
+    path = Path(out) / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["settings"].update((key, settings[key]) for key in RESUMED_WITH)
+    config["resumed_with"] = [*config.get("resumed_with", []), environment()["command"]]
+    _write_json(path, config)
+
+
+def _write_json(path, content):
+    write_atomically(path, json.dumps(content, indent=1).encode("utf-8"))
 
 
 def read_config(out):

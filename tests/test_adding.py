@@ -297,6 +297,21 @@ def test_fewer_steps_than_taken_are_refused(tmp_path, capsys):
     status, _, err = ran(capsys, "--resume", tmp_path / "run", "--steps", 5)
     assert status == 2
     assert "5 are asked for, but the run in" in err
+    assert ran(capsys, "--resume", tmp_path / "run")[0] == 0      # and it is still a run of 10 steps
+
+
+def test_a_refused_resume_changes_nothing(tmp_path, capsys):
+    out = tmp_path / "run"
+    ran(capsys, *SMALL, "--steps", 10, "--out", out)
+    (out / "last.safetensors").write_bytes(b"damaged")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert ran(capsys, "--resume", out, "--steps", 20)[0] == 2
+    (out / "last.safetensors").unlink()
+    (out / "log.csv").write_text("garbage")
+    status, _, err = ran(capsys, "--resume", out, "--steps", 20)
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert (out / "config.json").read_bytes() == before["config.json"]
+    assert (out / "result.json").read_bytes() == before["result.json"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fcntl: folders are not locked there")
@@ -310,7 +325,7 @@ def test_a_folder_that_another_run_writes_is_refused(tmp_path, capsys):
     del hold
     assert ran(capsys, "--resume", tmp_path / "run", "--steps", 20)[0] == 0
     resumed_with = json.loads((tmp_path / "run/config.json").read_text())["resumed_with"]
-    assert len(resumed_with) == 2
+    assert len(resumed_with) == 1                                # the refused ones changed nothing
 
 
 @pytest.mark.parametrize("flags", [["-S", "100000000000"], ["--train-size", "1000000000000"], ["-K", "100000000000"]])
