@@ -261,3 +261,19 @@ def zeros(shape, dtype, xp=np):
     array = empty(shape, dtype, xp)
     array[...] = 0
     return array
+
+
+def matmul(a, b):
+    """a @ b for arrays of at least two axes, into memory as `empty` gives it.
+
+    With a b of two axes all of a's rows are one product (`@` makes one of each batch entry).
+    """
+    xp = array_module(a, b)
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    y = empty(shape, xp.result_type(a.dtype, b.dtype), xp)
+    if b.ndim == 2:
+        rows = math.prod(a.shape[:-1])
+        xp.matmul(a.reshape(rows, a.shape[-1]), b, out=y.reshape(rows, b.shape[-1]))
+    else:
+        xp.matmul(a, b, out=y)
+    return y

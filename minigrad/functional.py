@@ -3,7 +3,13 @@
 They are namespaces, not layers: `y, cache = softmax.forward(x)`, `dx = softmax.backward(dy, cache)`.
 """
 
-from minigrad.backend import array_module, sigmoid
+import math
+from typing import Any, NamedTuple
+
+from minigrad.backend import array_module, empty, matmul, sigmoid, uniform_like, zeros
+from minigrad.check import check_count
+
+QUERY_BLOCK = 128                  # queries at a time, where each block of them sees a part of the keys only
 
 
 class softmax:
@@ -78,3 +84,160 @@ class relu:
     def backward(dy, cache):
         positive, = cache
         return array_module(dy).where(positive, dy, 0)
+
+
+class softmax_attention:
+    """A = softmax(scale q k^T) v: each query's weighted mean of the values (Vaswani et al. 2017, equation 1).
+
+        S_ij = scale <q_i, k_j>      P_ij = exp(S_ij) / sum_j' exp(S_ij')      A_i = sum_j P_ij v_j
+
+    q (..., L, e), k (..., M, e), v (..., M, e_v) -> A (..., L, e_v); the axes in front are equal (batch, heads).
+    scale     default 1 / sqrt(e)
+    mask      boolean, True where a key may be seen: (B, M) over the keys, B the first axis of q ((M,) where q is
+              (L, e)), or of the rank of S, broadcast to (..., L, M)
+    causal    the queries are the last L of the M positions: query i sees the keys j <= i + M - L
+    window    with causal: the newest `window` of these keys only
+    dropout   with an rng: each weight is dropped with this probability, the others divided by 1 - dropout
+
+    A query that sees no key has P = 0 and A = 0, and gives no gradient. Of S nothing is kept but P; keys that no query
+    of a block of queries can see (causal, window) are left out of its products, so that memory and time are linear
+    in L for a window. Derivation: docs/derivations/softmax_attention.md.
+
+    Raises ValueError for shapes that do not fit together, TypeError for a mask of another dtype or a mix of devices.
+    """
+
+    @staticmethod
+    def forward(q, k, v, mask=None, causal=False, scale=None, *, window=None, dropout=0.0, rng=None):
+        xp = array_module(q=q, k=k, v=v, mask=mask)
+        _check_attention(q, k, v, causal, window)
+        mask, over_keys = _over_scores(mask, q, k)
+        if over_keys:                                                        # NaN in a masked key ends here
+            k, v = (xp.where(mask.swapaxes(-1, -2), array, 0) for array in (k, v))
+        (L, e), M = q.shape[-2:], k.shape[-2]
+        scale = 1 / math.sqrt(e) if scale is None else scale
+        scaled_q = q * scale
+        A, P, drops = empty((*q.shape[:-1], v.shape[-1]), xp.result_type(q, k, v), xp), [], []
+        for rows, keys in attention_blocks(L, M, causal, window):
+            S = matmul(scaled_q[..., rows, :], k[..., keys, :].swapaxes(-1, -2))             # (..., rows, keys)
+            hidden = _hidden(rows, keys, M - L, mask, causal, window, xp)
+            if hidden is not None:
+                xp.copyto(S, -math.inf, where=hidden)
+            P_rows, drop = softmax_rows(S), None
+            if rng is not None and dropout:
+                drop = (uniform_like(rng, P_rows) >= dropout).astype(P_rows.dtype)
+                drop *= 1 / (1 - dropout)
+            A[..., rows, :] = matmul(P_rows if drop is None else P_rows * drop, v[..., keys, :])
+            P.append(P_rows)
+            drops.append(drop)
+        return A, _AttentionCache(scaled_q, k, v, A, P, drops, (causal, window, scale))
+
+    @staticmethod
+    def backward(dA, cache):
+        """dv_j = sum_i P_ij dA_i;  dP_ij = <dA_i, v_j>;  dS_ij = P_ij (dP_ij - <dA_i, A_i>);
+        dq_i = scale sum_j dS_ij k_j;  dk_j = scale sum_i dS_ij q_i.  Returns dq, dk, dv.
+
+        (sum_j P_ij dP_ij = <dA_i, sum_j P_ij v_j> = <dA_i, A_i>, with dropped weights too.)
+        """
+        scaled_q, k, v, A, P, drops, (causal, window, scale) = cache
+        xp = array_module(dA)
+        dq, dk, dv = empty(scaled_q.shape, A.dtype, xp), zeros(k.shape, A.dtype, xp), zeros(v.shape, A.dtype, xp)
+        blocks = attention_blocks(scaled_q.shape[-2], k.shape[-2], causal, window)
+        for (rows, keys), P_rows, drop in zip(blocks, P, drops):
+            dA_rows = dA[..., rows, :]
+            dropped = P_rows if drop is None else P_rows * drop
+            dv[..., keys, :] += matmul(dropped.swapaxes(-1, -2), dA_rows)
+            dS = matmul(dA_rows, v[..., keys, :].swapaxes(-1, -2))           # dP
+            if drop is not None:
+                dS *= drop
+            dS -= (dA_rows * A[..., rows, :]).sum(axis=-1, keepdims=True)
+            dS *= P_rows
+            dq[..., rows, :] = matmul(dS, k[..., keys, :])
+            dk[..., keys, :] += matmul(dS.swapaxes(-1, -2), scaled_q[..., rows, :])
+        dq *= scale
+        return dq, dk, dv
+
+
+class _AttentionCache(NamedTuple):
+    """What softmax_attention's backward reads; P and drops one entry a block of queries."""
+
+    scaled_q: Any   # (..., L, e)
+    k: Any          # (..., M, e)
+    v: Any          # (..., M, e_v)
+    A: Any          # (..., L, e_v)
+    P: list
+    drops: list
+    how: tuple      # causal, window, scale
+
+
+def softmax_rows(S):
+    """Softmax along the last axis, in place; a row that is -inf throughout becomes zeros."""
+    xp = array_module(S)
+    if not S.shape[-1]:
+        return S
+    top = S.max(axis=-1, keepdims=True)
+    S -= xp.where(top == -math.inf, 0, top)
+    xp.exp(S, out=S)
+    total = S.sum(axis=-1, keepdims=True)
+    S /= xp.where(total == 0, 1, total)
+    return S
+
+
+def attention_blocks(L, M, causal, window):
+    """[(rows, keys)]: slices of queries, and of the keys that any of these queries can see."""
+    if not causal:
+        return [(slice(0, L), slice(0, M))]
+    blocks = []
+    for first in range(0, L, QUERY_BLOCK):
+        last = min(first + QUERY_BLOCK, L)
+        oldest = 0 if window is None else max(0, first + M - L - window + 1)
+        blocks.append((slice(first, last), slice(oldest, last + M - L)))
+    return blocks
+
+
+def _hidden(rows, keys, offset, mask, causal, window, xp):
+    """Boolean, broadcasting to a block of S: True where the key is not to be seen; None where all are."""
+    hidden = None
+    if causal:
+        newest = xp.arange(rows.start, rows.stop)[:, None] + offset          # the newest key that each query sees
+        key = xp.arange(keys.start, keys.stop)
+        hidden = key > newest
+        if window is not None:
+            hidden |= key <= newest - window
+    if mask is not None:
+        rows = rows if mask.shape[-2] > 1 else slice(None)
+        closed = ~mask[..., rows, keys] if mask.shape[-1] > 1 else ~mask[..., rows, :]
+        hidden = closed if hidden is None else hidden | closed
+    return hidden
+
+
+def _over_scores(mask, q, k):
+    """(the mask with the rank of S, whether it is over the keys). Raises where it does not fit."""
+    if mask is None:
+        return None, False
+    scores, keys = (*q.shape[:-1], k.shape[-2]), (*q.shape[:-2][:1], k.shape[-2])
+    if mask.dtype != bool:
+        raise TypeError(f"softmax_attention: mask has dtype {mask.dtype}; expected bool, True where a key may be seen")
+    if mask.shape == keys and mask.ndim < len(scores):
+        return mask.reshape(*keys[:-1], *(1,) * (len(scores) - len(keys)), keys[-1]), True
+    if mask.ndim != len(scores) or any(n not in (1, size) for n, size in zip(mask.shape, scores)):
+        raise ValueError(f"softmax_attention: mask has shape {mask.shape}; expected {keys}, over the keys, or one that "
+                         f"broadcasts to {scores}")
+    return mask, False
+
+
+def _check_attention(q, k, v, causal, window):
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if array.dtype.kind != "f":
+            raise TypeError(f"softmax_attention: {name} has dtype {array.dtype}; expected floating-point numbers")
+    if q.ndim < 2 or k.shape != (*q.shape[:-2], *k.shape[-2:]) or k.shape[-1:] != q.shape[-1:]:
+        raise ValueError(f"softmax_attention: q has shape {q.shape} and k {k.shape}; expected (..., L, e) and "
+                         "(..., M, e)")
+    if v.shape[:-1] != k.shape[:-1]:
+        raise ValueError(f"softmax_attention: k has shape {k.shape} and v {v.shape}; expected a value for each key")
+    if causal and k.shape[-2] < q.shape[-2]:
+        raise ValueError(f"softmax_attention: causal with {q.shape[-2]} queries and {k.shape[-2]} keys; expected the "
+                         "queries to be the last of the keys' positions")
+    if window is not None:
+        check_count("softmax_attention", "window", window)
+        if not causal:
+            raise ValueError("softmax_attention: window is given and causal is False; expected causal=True with it")

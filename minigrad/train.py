@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from minigrad.backend import array_module, on_host, step_generator, to_device
-from minigrad.check import check_count
+from minigrad.check import check_count, check_number
 from minigrad.checkpoint import CheckpointError, fill_exactly, load_checkpoint, save_checkpoint
-from minigrad.optim import clip_grad_norm, clip_grad_value, grad_norm
+from minigrad.optim import clip_grad_norm, clip_grad_value, grad_norm, shrink_gradients
 from minigrad.progress import Progress
 from minigrad.runlog import RunLog
+from minigrad.tree import tree_leaves, tree_map
 
 # What a resumed run may change without becoming another run.
 FREE_SETTINGS = ("steps", "epochs", "target", "device", "threads", "quiet", "out", "resume", "data")
@@ -47,24 +48,39 @@ class Trainer:
     config              JSON-able settings, kept in each checkpoint; a resumed run must have the same
     clip_norm, clip_value   clipping by global norm, by value (first the value, then the norm); None: not
     seed, device        of the steps' random numbers, and where the batches go
+    schedule            schedule(step) -> the lr of the step about to be taken, counting from 0: a function of the step
+                        alone (minigrad.schedules); None: the optimizer's lr stays
+    carried             for truncated backpropagation through time: a tree of arrays on the model's device, the state
+                        given to the first step (usually zeros). forward_backward is then f(model, batch, rng, state) ->
+                        (loss, new_state), and the next step is given new_state, which must have the names, shapes and
+                        dtypes of `carried`; or all zeros (False), if `batches` has a method begins(step) and that says
+                        True. The state is part of each checkpoint
+
+    Raises ValueError or TypeError for a bad setting; `train` does for a new state that does not fit.
     """
 
     def __init__(self, model, optimizer, batches, forward_backward, evaluate, *, out, best, config=None,
-                 clip_norm=None, clip_value=None, seed=0, device="cpu", log_every=50, eval_every=200, quiet=False):
+                 clip_norm=None, clip_value=None, seed=0, device="cpu", log_every=50, eval_every=200, quiet=False,
+                 schedule=None, carried=None):
         check_count("Trainer", "log_every", log_every)
         check_count("Trainer", "eval_every", eval_every)
+        for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+            if value is not None:
+                check_number("Trainer", name, value, 0)
         self.model, self.optimizer, self.batches = model, optimizer, batches
         self.forward_backward, self.evaluate = forward_backward, evaluate
         self.out, self.best_name, self.config = Path(out), best, config or {}
         self.clip_norm, self.clip_value = clip_norm, clip_value
         self.seed, self.device, self.quiet = seed, device, quiet
-        self.log_every, self.eval_every = log_every, eval_every
+        self.log_every, self.eval_every, self.schedule = log_every, eval_every, schedule
         self.log = RunLog(self.out / "log.csv")
         self.named = dict(model.named_parameters())
         self.step, self.seconds = 0, 0.0
         self.best = {"value": None, "step": None}
         first = next(iter(self.named.values())).value
         self.tally = array_module(first).zeros((3,), "float64")   # since the last row: losses, steps; newest norm
+        array_module(parameters=first, **dict(tree_leaves(carried, "carried")))
+        self.carried = tree_map(lambda array: array.copy(), carried)         # resume fills these arrays
         self.progress = None
         self._interrupted = False
 
@@ -112,20 +128,47 @@ class Trainer:
         rng = step_generator(self.seed, self.step, self.device)
         self.optimizer.zero_grad()
         with self._naming_the_step(self.step + 1):
-            loss = self.forward_backward(self.model, batch, rng)
+            loss, state = self._forward_backward(batch, rng)
         norm = grad_norm(self.named.values())
         if on_host(norm) or (self.step + 1) % self.log_every == 0:           # on a GPU looking means waiting
             self._require_finite(loss, norm)                                 # before clipping, which would hide Inf
         if self.clip_value is not None:
             clip_grad_value(self.named.values(), self.clip_value)
-        if self.clip_norm is not None:
-            clip_grad_norm(self.named.values(), self.clip_norm)
+            if self.clip_norm is not None:
+                clip_grad_norm(self.named.values(), self.clip_norm)
+        elif self.clip_norm is not None:
+            shrink_gradients(self.named.values(), self.clip_norm, norm)      # the norm is known already
+        self.optimizer.lr = self._lr(self.step)
         self.optimizer.step()
-        self.step += 1
+        self.step, self.carried = self.step + 1, state
         self.tally[0] += loss
         self.tally[1] += 1
         self.tally[2] = norm
         self.seconds = time.monotonic() - self._began
+
+    def _forward_backward(self, batch, rng):
+        """(loss, the state for the next step)."""
+        if self.carried is None:
+            return self.forward_backward(self.model, batch, rng), None
+        state = self.carried
+        if hasattr(self.batches, "begins") and self.batches.begins(self.step):
+            state = tree_map(lambda array: array_module(array).zeros_like(array), state)
+        result = self.forward_backward(self.model, batch, rng, state)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(f"Trainer: forward_backward returned a {type(result).__name__}; expected a pair (loss, new "
+                            "state), since a state is carried")
+        loss, state = result
+        self._require_fitting(state)
+        # A resumed run finds its arrays in C order, and the order can change the last bits of a product.
+        return loss, tree_map(lambda array: array_module(array).asarray(array, order="C"), state)
+
+    def _lr(self, step):
+        """The learning rate of a step, counting from 0."""
+        if self.schedule is None:
+            return self.optimizer.lr
+        lr = self.schedule(step)
+        check_number("Trainer", f"the schedule's lr of step {step}", lr, 0, open_high=True)
+        return float(lr)
 
     @contextlib.contextmanager
     def _naming_the_step(self, step):
@@ -142,7 +185,7 @@ class Trainer:
         if self.best_name not in figures:
             raise ValueError(f"Trainer: best is {self.best_name!r}; expected one of evaluate's, {', '.join(figures)}")
         self.log.start([*LOGGED, *figures])
-        self.log.append({"step": 0, "seconds": 0.0, "lr": self.optimizer.lr, **figures})
+        self.log.append({"step": 0, "seconds": 0.0, "lr": self._lr(0), **figures})
 
     def _log_row(self, progress, last):
         """A row at log and evaluation intervals and at the end; True when it holds an evaluation."""
@@ -154,7 +197,7 @@ class Trainer:
         self.tally[...] = 0
         with self._naming_the_step(self.step):
             self.model.validate()
-        row = {"step": self.step, "seconds": round(self.seconds, 3), "lr": self.optimizer.lr,
+        row = {"step": self.step, "seconds": round(self.seconds, 3), "lr": self._lr(self.step - 1),
                "loss": total / max(count, 1), "grad_norm": norm}
         figures = self.evaluate(self.model) if evaluates else {}
         self.log.append({**row, **figures})
@@ -181,7 +224,7 @@ class Trainer:
         for slot, arrays in self.optimizer.accumulators.items():
             for parameter, array in zip(self.optimizer.parameters, arrays):
                 tensors[f"optimizer.{slot}.{names[id(parameter)]}"] = array
-        return {**tensors, "trainer.tally": self.tally}
+        return {**tensors, **dict(tree_leaves(self.carried, "carried")), "trainer.tally": self.tally}
 
     def _state(self):
         epoch, batch = self.batches.position(self.step) if hasattr(self.batches, "position") else (None, None)
@@ -249,6 +292,17 @@ class Trainer:
     def _require_same(key, came, expected, path):
         if came != expected:
             raise CheckpointError(f"checkpoint {path}: {key} is {came!r}; this run has {expected!r}")
+
+    def _require_fitting(self, state):
+        """A new state must be as the carried one is: names, shapes, dtypes. Only these are looked at, no values."""
+        old, new = dict(tree_leaves(self.carried, "carried")), dict(tree_leaves(state, "carried"))
+        array_module(parameters=self.tally, **new)
+        for name in [*old, *new]:
+            expected, came = (f"{tree[name].dtype} {tree[name].shape}" if name in tree else "nothing"
+                              for tree in (old, new))
+            if came != expected:
+                raise ValueError(f"Trainer: {name} of the state that forward_backward returned is {came}; "
+                                 f"expected {expected}")
 
     # ---- what ends a run ---------------------------------------------------------------------------------
 

@@ -6,9 +6,21 @@ from typing import Any
 import numpy as np
 
 from minigrad import Residual, Sequential
-from minigrad.layers import LSTM, RRALSTM, Dropout, Linear, Stack
+from minigrad.layers import (
+    LSTM,
+    RRALSTM,
+    SRU,
+    Bidirectional,
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Linear,
+    SRUpp,
+    Stack,
+)
 from minigrad.tree import tree_map
 from models.regressor import SequenceRegressor
+from models.srupp_lm import LanguageModel
 
 B, L, D, H = 3, 7, 4, 5
 
@@ -22,6 +34,8 @@ class Case:
     state       f(batch) -> a state of zeros, for a recurrent layer
     masks       whether a mask matters to it (it is handed one then)
     draws       whether it draws random numbers
+    ids         for a layer that is given integers: they are below this number
+    segments    whether a recurrent layer can be continued: it does not look ahead
     """
 
     name: str
@@ -30,11 +44,15 @@ class Case:
     state: Any = None
     masks: bool = False
     draws: bool = False
+    ids: int = 0
+    segments: bool = True
 
     def layer(self, dtype="float64"):
         return self.make(dtype, np.random.default_rng(3))
 
     def x(self, seed=0, dtype="float64"):
+        if self.ids:
+            return np.random.default_rng(seed).integers(0, self.ids, self.shape)
         return np.random.default_rng(seed).standard_normal(self.shape).astype(dtype)
 
     def keywords(self, seed=1, dtype="float64"):
@@ -42,7 +60,8 @@ class Case:
         rng = np.random.default_rng(seed)
         found = {}
         if self.state:
-            found["state"] = tree_map(lambda zeros: rng.standard_normal(zeros.shape).astype(dtype), self.state(B))
+            found["state"] = tree_map(lambda zeros: np.ones_like(zeros) if zeros.dtype == bool else
+                                      rng.standard_normal(zeros.shape).astype(dtype), self.state(B))
         if self.masks:
             found["mask"] = mask_kinds()["gaps"]
         if self.draws:
@@ -70,6 +89,30 @@ def rra_state(K, offset, h=H):
     return lambda batch: (np.zeros((batch, max(1, K + offset - 1), h)), np.zeros((batch, h)))
 
 
+def sru_state(batch, h=H):
+    return (np.zeros((batch, h)),)
+
+
+def srupp_state(slots, d=D, h=H):
+    return lambda batch: (np.zeros((batch, h)), np.zeros((batch, slots, d)), np.zeros((batch, slots), bool))
+
+
+def sru(name, d=D, **settings):
+    return Case(name, lambda dtype, rng: SRU(d, H, rng=rng, dtype=dtype, **settings), shape=(B, L, d), masks=True,
+                state=sru_state, draws="recurrent_dropout" in settings)
+
+
+def srupp(name, slots=0, d=D, p=4, segments=True, **settings):
+    """SRU++ with alpha off zero, where the attention counts; `slots` of memory in its state."""
+    def make(dtype, rng):
+        layer = SRUpp(d, H, p, rng=rng, dtype=dtype, **settings)
+        if layer.attention:
+            layer.alpha.value[...] = 0.7
+        return layer
+    return Case(name, make, shape=(B, L, d), masks=True, state=srupp_state(slots, d), segments=segments,
+                draws="dropout" in settings)
+
+
 def rra(name, K, **settings):
     offset = settings.get("offset", 2)
     return Case(name, lambda dtype, rng: RRALSTM(D, H, K, rng=rng, dtype=dtype, **settings), masks=True,
@@ -89,6 +132,28 @@ TABLE = [
     rra("RRALSTM, K = 0", 0),
     Case("Stack", lambda dtype, rng: Stack(LSTM(D, 3, rng=rng, dtype=dtype), RRALSTM(3, H, 2, rng=rng, dtype=dtype)),
          masks=True, state=lambda batch: (lstm_state(batch, 3), rra_state(2, 2)(batch))),
+    Case("LayerNorm", lambda dtype, rng: LayerNorm(D, dtype=dtype)),
+    Case("Embedding", lambda dtype, rng: Embedding(6, D, padding_id=2, rng=rng, dtype=dtype), shape=(B, L), ids=6,
+         masks=True),
+    sru("SRU"),
+    sru("SRU, d = h", d=H, rescale=True),
+    sru("SRU, projection, tanh", projection=3, activation="tanh"),
+    sru("SRU, d = h, projection, dropout", d=H, projection=3, recurrent_dropout=0.4),
+    srupp("SRUpp"),
+    srupp("SRUpp, d = h, two heads, window", slots=2, d=H, heads=2, window=3),
+    srupp("SRUpp, memory shorter than the window, norm of the input", slots=2, window=5, memory=2, cell_norm="pre",
+          segments=False),
+    srupp("SRUpp, no inner norm, norm of the output", layer_norm=False, cell_norm="post", activation="tanh"),
+    srupp("SRUpp without attention", attention=False, d=H, rescale=True),
+    srupp("SRUpp, not causal", causal=False, segments=False),
+    srupp("SRUpp, every dropout", slots=1, window=2, dropout=0.3, attention_dropout=0.3, recurrent_dropout=0.3),
+    Case("Bidirectional", lambda dtype, rng: Bidirectional(
+        RRALSTM(D, H, 2, rng=rng, dtype=dtype), SRU(D, 3, rng=rng, dtype=dtype)), masks=True, segments=False,
+        state=lambda batch: (rra_state(2, 2)(batch), sru_state(batch, 3))),
+    Case("LanguageModel", lambda dtype, rng: LanguageModel(
+        6, D, [SRUpp(D, D, 4, window=3, rng=rng, dtype=dtype), LSTM(D, D, rng=rng, dtype=dtype)], dropout=0.3,
+        rng=rng, dtype=dtype), shape=(B, L), ids=6, masks=True, draws=True,
+        state=lambda batch: (srupp_state(2, D, D)(batch), lstm_state(batch, D))),
     Case("Sequential", lambda dtype, rng: Sequential(
         Linear(D, 6, rng=rng, dtype=dtype), Dropout(0.3), Linear(6, 2, rng=rng, dtype=dtype)), draws=True),
     Case("Residual", lambda dtype, rng: Residual(Linear(D, D, rng=rng, dtype=dtype))),

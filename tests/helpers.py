@@ -23,6 +23,18 @@ def flat(tree):
     return [leaf for _, leaf in tree_leaves(tree)]
 
 
+def floats(tree):
+    """The floating-point leaves."""
+    return [leaf for leaf in flat(tree) if leaf.dtype.kind == "f"]
+
+
+def newest(tree, like):
+    """The tree with its memories, which may be longer, cut to as many of their newest slots as those of `like` have."""
+    if isinstance(tree, tuple | list):
+        return tuple(newest(a, b) for a, b in zip(tree, like))
+    return tree if tree is None or tree.ndim < 2 else tree[:, tree.shape[1] - like.shape[1]:]
+
+
 def snapshot(tree):
     return [leaf.copy() for leaf in flat(tree) if hasattr(leaf, "copy")]
 

@@ -7,9 +7,9 @@ import pytest
 
 from minigrad import Parameter, Sequential
 from minigrad.layers import Linear
-from minigrad.optim import SGD, Adadelta, Adam, AdamW, Momentum, RMSprop
+from minigrad.optim import SGD, Adadelta, Adam, AdamW, Momentum, RAdam, RMSprop
 
-STEPS = 50
+STEPS = 60
 SHAPES = [(3, 4), (5,), (), (2, 1, 3), (0,), (1,)]
 
 
@@ -74,6 +74,28 @@ def adamw(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
     return adam(betas, eps, weight_decay, decoupled=True)
 
 
+def radam(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+    theta, m, v, t = None, 0.0, 0.0, 0
+    while True:
+        theta, g, lr = yield theta
+        t += 1
+        theta = theta - lr * weight_decay * theta
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g**2
+        m_hat = m / (1 - betas[0] ** t)
+        rho, rho_inf = radam_rho(t, betas[1]), 2 / (1 - betas[1]) - 1
+        if rho > 5:
+            l = math.sqrt(1 - betas[1] ** t) / (math.sqrt(v) + eps)
+            r = math.sqrt((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho))
+            theta = theta - lr * m_hat * r * l
+        else:
+            theta = theta - lr * m_hat
+
+
+def radam_rho(t, beta2):
+    return 2 / (1 - beta2) - 1 - 2 * t * beta2**t / (1 - beta2**t)
+
+
 # (ours, the scalar version, PyTorch's, lr, settings)
 CASES = {
     "SGD": (SGD, sgd, "SGD", 0.1, {}),
@@ -97,9 +119,14 @@ CASES = {
     "AdamW": (AdamW, adamw, "AdamW", 0.01, {}),
     "AdamW, decay": (AdamW, adamw, "AdamW", 0.01, {"betas": (0.8, 0.98), "eps": 1e-4, "weight_decay": 0.3}),
     "AdamW, no decay": (AdamW, adamw, "AdamW", 0.01, {"weight_decay": 0.0}),
+    "RAdam": (RAdam, radam, "RAdam", 0.01, {}),
+    "RAdam, decay": (RAdam, radam, "RAdam", 0.01, {"weight_decay": 0.3}),
+    "RAdam, soon": (RAdam, radam, "RAdam", 0.01, {"betas": (0.8, 0.9), "eps": 1e-4, "weight_decay": 0.1}),
+    "RAdam, never": (RAdam, radam, "RAdam", 0.01, {"betas": (0.9, 0.6)}),            # rho_inf is 4
 }
 TORCH_NAMES = {"RMSprop": {"rho": "alpha", "centred": "centered"}}
-ONE_OF_EACH = ["SGD", "Momentum", "Nesterov", "Adadelta", "RMSprop", "RMSprop, all", "Adam", "AdamW"]
+TORCH_SETTINGS = {"RAdam": {"decoupled_weight_decay": True}}
+ONE_OF_EACH = ["SGD", "Momentum", "Nesterov", "Adadelta", "RMSprop", "RMSprop, all", "Adam", "AdamW", "RAdam"]
 
 
 def parameters_and_gradients(dtype="float64"):
@@ -151,7 +178,8 @@ def test_equals_pytorch(name):
     parameters, gradients = parameters_and_gradients()
     tensors = [torch.tensor(p.value, requires_grad=True) for p in parameters]
     names = TORCH_NAMES.get(theirs, {})
-    peer = getattr(torch.optim, theirs)(tensors, lr=lr, **{names.get(key, key): v for key, v in settings.items()})
+    translated = {names.get(key, key): value for key, value in settings.items()}
+    peer = getattr(torch.optim, theirs)(tensors, lr=lr, **translated, **TORCH_SETTINGS.get(theirs, {}))
     history = run(ours(parameters, lr=lr, **settings), gradients, lr)
     for step in range(STEPS):
         peer.param_groups[0]["lr"] = lr_at(step, lr)
@@ -169,6 +197,26 @@ def test_defaults_are_pytorchs_but_for_the_papers():
     assert (RMSprop(p).lr, RMSprop(p).rho, RMSprop(p).eps) == (1e-3, 0.9, 1e-8)
     assert (Adam(p).lr, Adam(p).betas, Adam(p).eps, Adam(p).weight_decay) == (1e-3, (0.9, 0.999), 1e-8, 0.0)
     assert (AdamW(p).lr, AdamW(p).betas, AdamW(p).eps, AdamW(p).weight_decay) == (1e-3, (0.9, 0.999), 1e-8, 0.01)
+    assert (RAdam(p).lr, RAdam(p).betas, RAdam(p).eps, RAdam(p).weight_decay) == (1e-3, (0.9, 0.999), 1e-8, 0.0)
+
+
+def test_radam_begins_as_momentum_and_becomes_adaptive_at_its_sixth_step():
+    """With a constant gradient m_hat is g: steps of lr g while rho_t <= 5, then of lr r_t sign(g)."""
+    assert radam_rho(5, 0.999) < 5 < radam_rho(6, 0.999)
+    g, lr = np.array([100.0, -1e-3]), 0.01
+    p = Parameter(np.zeros(2))
+    p.grad[...] = g
+    optimizer, moves = RAdam([p], lr=lr, eps=1e-12), []
+    for _ in range(20000):
+        before = p.value.copy()
+        optimizer.step()
+        moves.append(before - p.value)
+    np.testing.assert_allclose(moves[:5], [lr * g] * 5, rtol=1e-9)
+    for t in (6, 7, 20, 20000):
+        rho, top = radam_rho(t, 0.999), 1999
+        r = math.sqrt((rho - 4) / (top - 4) * (rho - 2) / (top - 2) * top / rho)
+        np.testing.assert_allclose(moves[t - 1], lr * r * np.sign(g), rtol=1e-6)
+    assert r == pytest.approx(1, abs=1e-4)                       # in the end it is Adam
 
 
 # ---- arrays ----------------------------------------------------------------------------------------------
@@ -303,7 +351,7 @@ def test_optimizers_minimise():
 # ---- bad input -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [SGD, Momentum, Adadelta, RMSprop, Adam, AdamW])
+@pytest.mark.parametrize("make", [SGD, Momentum, Adadelta, RMSprop, Adam, AdamW, RAdam])
 def test_parameters_are_required(make):
     name, layer = make.__name__, Linear(2, 2)
     generator = (p for p in layer.parameters())
@@ -327,7 +375,8 @@ BAD = {"lr": [-0.1, np.nan, np.inf, "0.1", None, True], "weight_decay": [-1, np.
        "betas": [0.9, (0.9,), (0.9, 0.99, 0.999), None], "betas[0]": [(1.0, 0.9), (-0.1, 0.9), (np.nan, 0.9)],
        "betas[1]": [(0.9, 1), (0.9, "x")]}
 TAKES = {SGD: [], Momentum: ["momentum"], Adadelta: ["rho", "eps"], RMSprop: ["rho", "eps", "momentum"],
-         Adam: ["betas", "betas[0]", "betas[1]", "eps"], AdamW: ["betas", "betas[0]", "betas[1]", "eps"]}
+         Adam: ["betas", "betas[0]", "betas[1]", "eps"], AdamW: ["betas", "betas[0]", "betas[1]", "eps"],
+         RAdam: ["betas", "betas[0]", "betas[1]", "eps"]}
 
 
 @pytest.mark.parametrize(("make", "argument", "value"), [

@@ -10,13 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import assert_identical, flat
 
+from minigrad import Layer, optim
+from minigrad import train as train_module
 from minigrad.checkpoint import CheckpointError, load_checkpoint
 from minigrad.data import Batches
-from minigrad.layers import RRALSTM, Linear
+from minigrad.layers import LSTM, RRALSTM, Linear
 from minigrad.losses import mean_squared_error
-from minigrad.optim import SGD, Adam
+from minigrad.optim import SGD, Adadelta, Adam, RAdam
 from minigrad.runlog import read_log
+from minigrad.schedules import Constant, WarmupCosine
 from minigrad.train import Interrupted, NonFiniteError, Trainer
 from models.regressor import SequenceRegressor
 
@@ -117,6 +121,27 @@ def test_clipping_by_value_bounds_every_entry(tmp_path):
     assert trainer.log.rows[-1]["grad_norm"] > 0.1
 
 
+def test_the_norm_is_computed_once_a_step(tmp_path, monkeypatch):
+    """Clipping by norm needs it again only after clipping by value."""
+    calls, grad_norm = [], optim.grad_norm
+    for module in (optim, train_module):
+        monkeypatch.setattr(module, "grad_norm", lambda parameters: calls.append(0) or grad_norm(parameters))
+    for clip, expected in [({"clip_norm": 0.1}, 5), ({"clip_value": 0.1}, 5),
+                           ({"clip_norm": 0.1, "clip_value": 1}, 10)]:
+        calls.clear()
+        out = tmp_path / "-".join(clip)
+        out.mkdir()
+        make_trainer(out, **clip).train(5)
+        assert len(calls) == expected
+
+
+@pytest.mark.parametrize("name", ["clip_norm", "clip_value"])
+def test_a_bad_threshold_is_named(tmp_path, name):
+    for value in (-1, np.nan, "1"):
+        with pytest.raises(ValueError, match=f"Trainer: {name} is .*; expected a number in"):
+            make_trainer(tmp_path, **{name: value})
+
+
 def test_every_step_has_its_own_random_numbers(tmp_path):
     drawn = []
 
@@ -134,6 +159,305 @@ def test_an_early_stop_is_asked_after_each_evaluation(tmp_path):
     assert reason == "enough"
     assert trainer.step == 20
     assert load_checkpoint(tmp_path / "last.safetensors")[1]["step"] == 20
+
+
+# ---- the schedule ----------------------------------------------------------------------------------------
+
+def test_the_schedule_sets_the_lr_of_each_step_and_the_log_shows_it(tmp_path):
+    used = []
+
+    class Watching(Adadelta):                                    # every optimizer has an lr
+        def step(self):
+            used.append(self.lr)
+            super().step()
+    model, schedule = Linear(3, 1, rng=0), WarmupCosine(0.5, 6, 20, 0.1)
+    trainer = make_trainer(tmp_path, model=model, optimizer=Watching(model.parameters()), schedule=schedule)
+    trainer.train(23)
+    assert used == [schedule(step) for step in range(23)]
+    logged = [(row["step"], row["lr"]) for row in read_log(tmp_path / "log.csv")[1]]
+    assert logged == [(0, schedule(0)), *((step, schedule(step - 1)) for step in (5, 10, 15, 20, 23))]
+
+
+def test_a_constant_schedule_is_the_optimizers_own_lr(tmp_path):
+    for name, schedule in [("without", None), ("with", Constant(0.05)), ("function", lambda step: np.float64(0.05))]:
+        (tmp_path / name).mkdir()
+        make_trainer(tmp_path / name, schedule=schedule).train(12)
+    for name in ("with", "function"):
+        assert tensors(tmp_path / "without/last.safetensors") == tensors(tmp_path / name / "last.safetensors")
+        assert without_seconds(tmp_path / "without/log.csv") == without_seconds(tmp_path / name / "log.csv")
+
+
+@pytest.mark.parametrize("value", [-0.1, np.nan, np.inf, None])
+def test_a_bad_lr_of_a_schedule_is_named_with_its_step(tmp_path, value):
+    trainer = make_trainer(tmp_path, schedule=lambda step: value if step == 7 else 0.1)
+    with pytest.raises(ValueError, match=r"Trainer: the schedule's lr of step 7 is .*; expected a number in \[0, inf"):
+        trainer.train(20)
+
+
+class Killed(BaseException):
+    """Stands in for SIGKILL: nothing is saved any more."""
+
+
+def killed_at(when, inner):
+    """forward_backward that ends the run at one step."""
+    def step(*arguments):
+        if step.taken == when:
+            raise Killed
+        step.taken += 1
+        return inner(*arguments)
+    step.taken = 0
+    return step
+
+
+def assert_resumes_exactly(tmp_path, make, step, first, last=45):
+    """make(out, step) -> a trainer: killed before step `first` (it was saved before) and resumed = never stopped."""
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    make(tmp_path / "whole", step).train(last)
+    with pytest.raises(Killed):
+        make(tmp_path / "parts", killed_at(first, step)).train(last)
+    resumed = make(tmp_path / "parts", step)
+    assert resumed.resume_if_begun()
+    assert resumed.step <= first
+    resumed.train(last)
+    for name in ("last", "best"):
+        file = f"{name}.safetensors"
+        assert tensors(tmp_path / "parts" / file) == tensors(tmp_path / "whole" / file)
+    assert without_seconds(tmp_path / "parts/log.csv") == without_seconds(tmp_path / "whole/log.csv")
+
+
+@pytest.mark.parametrize("first", [0, 3, 10, 17, 44])
+def test_a_killed_run_with_a_schedule_resumes_exactly(tmp_path, first):
+    def make(out, step):
+        model = Linear(3, 1, rng=0)
+        return make_trainer(out, step, model=model, optimizer=RAdam(model.parameters(), weight_decay=0.1),
+                            schedule=WarmupCosine(0.05, 12, 40, 0.001))
+    assert_resumes_exactly(tmp_path, make, forward_backward, first)
+
+
+def test_the_last_row_of_a_stopped_run_shows_the_lr_of_its_step(tmp_path):
+    """The step was taken before the run was stopped, the row is written by the resumed one."""
+    def interrupted(model, batch, rng):
+        if trainer.step == 12:
+            os.kill(os.getpid(), signal.SIGINT)
+        return forward_backward(model, batch, rng)
+    schedule = WarmupCosine(0.05, 5, 20)
+    trainer = make_trainer(tmp_path, interrupted, schedule=schedule)
+    with pytest.raises(Interrupted):
+        trainer.train(20)
+    resumed = make_trainer(tmp_path, schedule=schedule)
+    resumed.resume()
+    resumed.train(13)
+    assert (resumed.log.rows[-1]["step"], resumed.log.rows[-1]["lr"]) == (13, schedule(12))
+
+
+# ---- a carried state -------------------------------------------------------------------------------------
+
+class Tracker(Layer):
+    """y_t = h_t W + b of an LSTM's h_t, with the state going in and out."""
+
+    def __init__(self):
+        self.cell, self.readout = LSTM(2, 5, rng=0), Linear(5, 1, rng=1)
+
+    def forward(self, x, state=None, rng=None):
+        (hs, state), cell_cache = self.cell.forward(x, state=state)
+        y, readout_cache = self.readout.forward(hs)
+        return (y, state), (cell_cache, readout_cache)
+
+    def backward(self, upstream, cache):
+        dy, dstate = upstream
+        cell_cache, readout_cache = cache
+        return self.cell.backward((self.readout.backward(dy, readout_cache), dstate), cell_cache)
+
+
+class Stream:
+    """Four sequences of 96 numbers, read 6 at a time, again and again; the target is a running mean."""
+
+    segments = 16
+
+    def __init__(self):
+        self.x = np.random.default_rng(0).standard_normal((4, 96, 2)).astype("float32")
+        self.target = (self.x[:, :, :1].cumsum(axis=1) / np.arange(1, 97)[:, None]).astype("float32")
+
+    def __getitem__(self, step):
+        n = step % self.segments * 6
+        return self.x[:, n:n + 6], self.target[:, n:n + 6]
+
+    def begins(self, step):
+        return step % self.segments == 0
+
+
+def truncated_step(model, batch, rng, state):
+    """One segment; the gradient stops at its beginning. Beside (h, c) the state has a number and a boolean array."""
+    x, target = batch
+    lstm_state, last, started = state
+    (y, new), cache = model.forward(x, lstm_state)
+    loss, loss_cache = mean_squared_error.forward(y, target)
+    model.backward((mean_squared_error.backward(loss_cache), None), cache)
+    return loss, (new, last + x[0, 0, :1], started | True)
+
+
+def zero_state(h=5):
+    return (np.zeros((4, h), "float32"), np.zeros((4, h), "float32")), np.zeros(1, "float32"), np.zeros(4, bool)
+
+
+def carrying_trainer(out, step=truncated_step, batches=None, **keywords):
+    model, stream = Tracker(), Stream()
+
+    def evaluate(model):
+        return {"mse": float(mean_squared_error.forward(model.forward(stream.x)[0][0], stream.target)[0])}
+    settings = {"out": out, "best": "mse", "log_every": 5, "eval_every": 10, "quiet": True, "carried": zero_state(),
+                **keywords}
+    return Trainer(model, RAdam(model.parameters(), lr=0.05), batches or stream, step, evaluate, **settings)
+
+
+CARRIED = ["carried.0.0", "carried.0.1", "carried.1", "carried.2"]
+
+
+def test_a_state_is_carried_from_step_to_step(tmp_path):
+    came, went = [], []
+
+    def recording(model, batch, rng, state):
+        came.append(state)
+        loss, state = truncated_step(model, batch, rng, state)
+        went.append(state)
+        return loss, state
+    trainer = carrying_trainer(tmp_path, recording)
+    trainer.train(40)
+    for step in range(40):
+        expected = zero_state() if step in (0, 16, 32) else went[step - 1]
+        assert_identical(came[step], expected)
+        assert [leaf.dtype for leaf in flat(came[step])] == [leaf.dtype for leaf in flat(expected)]
+    assert all(leaf.any() for leaf in flat(came[16 + 1]))        # zeros come only where a pass begins
+    state, _ = load_checkpoint(tmp_path / "last.safetensors")
+    assert [name for name in sorted(state) if name.startswith("carried")] == CARRIED
+    assert_identical(tuple(state[name] for name in CARRIED), flat(went[-1]))
+    assert trainer.log.rows[-1]["loss"] < trainer.log.rows[1]["loss"]
+
+
+def test_without_begins_the_state_is_never_reset(tmp_path):
+    sums = []
+
+    def counting(model, batch, rng, state):
+        loss, (new, _, started) = truncated_step(model, batch, rng, state)
+        sums.append(float(state[1][0]))
+        return loss, (new, state[1] + np.float32(1), started)
+
+    class Endless:
+        __getitem__ = staticmethod(Stream().__getitem__)
+    start = zero_state()
+    start[1][...] = 7
+    carrying_trainer(tmp_path, counting, Endless(), carried=start).train(20)
+    assert sums == list(range(7, 27))                            # the first step is given what was handed in
+    assert start[1] == 7
+
+
+@pytest.mark.parametrize("first", [0, 3, 10, 16, 19, 32, 44])
+def test_a_killed_run_with_a_carried_state_resumes_exactly(tmp_path, first):
+    def make(out, step):
+        return carrying_trainer(out, step, clip_norm=0.5, schedule=WarmupCosine(0.02, 12, 45))
+    assert_resumes_exactly(tmp_path, make, truncated_step, first)
+
+
+def test_the_order_of_a_state_in_memory_makes_no_difference_to_a_resumed_run(tmp_path):
+    """A sum over memory has other last bits in another order; a resumed run finds its state in C order."""
+    def step(model, batch, rng, state):
+        return state.sum(), np.asfortranarray(rng.standard_normal((9, 70), "float32"))
+
+    def make(out, step):
+        return make_trainer(out, step, carried=np.zeros((9, 70), "float32"))
+    assert_resumes_exactly(tmp_path, make, step, first=12)
+
+
+def test_an_interrupted_run_with_a_carried_state_resumes_exactly(tmp_path):
+    """Saved by Ctrl-C in the middle of a pass, 3 steps after a row of the log."""
+    def interrupted(*arguments):
+        if trainer.step == 22:
+            os.kill(os.getpid(), signal.SIGINT)
+        return truncated_step(*arguments)
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    carrying_trainer(tmp_path / "whole").train(45)
+    trainer = carrying_trainer(tmp_path / "parts", interrupted)
+    with pytest.raises(Interrupted):
+        trainer.train(45)
+    resumed = carrying_trainer(tmp_path / "parts")
+    resumed.resume()
+    assert resumed.step == 23
+    assert_identical(resumed.carried, trainer.carried)
+    resumed.train(45)
+    assert tensors(tmp_path / "parts/last.safetensors") == tensors(tmp_path / "whole/last.safetensors")
+    assert without_seconds(tmp_path / "parts/log.csv") == without_seconds(tmp_path / "whole/log.csv")
+
+
+def test_a_state_handed_in_is_not_written_to_by_resume(tmp_path):
+    carrying_trainer(tmp_path).train(10)
+    mine = zero_state()
+    resumed = carrying_trainer(tmp_path, carried=mine)
+    resumed.resume()
+    assert all(leaf.any() for leaf in flat(resumed.carried))
+    assert_identical(mine, zero_state())
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    (lambda s: ((s[0][0][:, :4], s[0][1]), *s[1:]), r"carried.0.0 .* is float32 \(4, 4\); expected float32 \(4, 5\)"),
+    (lambda s: ((s[0][0], s[0][1].astype("float64")), *s[1:]), r"carried.0.1 .* is float64 \(4, 5\); expected float32"),
+    (lambda s: (*s[:2], s[2].astype("int64")), r"carried.2 .* is int64 \(4,\); expected bool \(4,\)"),
+    (lambda s: s[:2], r"carried.2 .* is nothing; expected bool \(4,\)"),
+    (lambda s: (s[0], None, s[2]), r"carried.1 .* is nothing; expected float32 \(1,\)"),
+    (lambda s: (*s, s[2]), r"carried.3 .* is bool \(4,\); expected nothing"),
+    (lambda s: (s[0][0], *s[1:]), r"carried.0.0 .* is nothing; expected float32 \(4, 5\)")])
+def test_a_new_state_that_does_not_fit_is_named(tmp_path, change, sentence):
+    def changing(*arguments):
+        loss, state = truncated_step(*arguments)
+        return loss, change(state) if trainer.step == at else state
+    for at in (0, 7):
+        out = tmp_path / str(at)
+        out.mkdir()
+        trainer = carrying_trainer(out, changing)
+        with pytest.raises(ValueError, match=f"Trainer: {sentence}"):
+            trainer.train(20)
+        assert trainer.step == at
+
+
+def test_what_is_no_state_is_named(tmp_path):
+    with pytest.raises(TypeError, match=r"carried.1 is a float; expected a NumPy or CuPy array"):
+        carrying_trainer(tmp_path, carried=(np.zeros(3), 0.0))
+    forgotten = carrying_trainer(tmp_path, lambda *arguments: truncated_step(*arguments)[0])
+    with pytest.raises(TypeError, match=r"forward_backward returned a .*; expected a pair \(loss, new state\)"):
+        forgotten.train(5)
+
+    def with_a_number(*arguments):
+        loss, (new, _, started) = truncated_step(*arguments)
+        return loss, (new, 0.5, started)
+    with pytest.raises(TypeError, match=r"carried.1 is a float; expected a NumPy or CuPy array"):
+        carrying_trainer(tmp_path, with_a_number).train(5)
+
+
+def test_resume_refuses_another_carried_state(tmp_path):
+    carrying_trainer(tmp_path).train(10)
+    for carried, sentence in [
+            (zero_state(6), r"carried.0.0 is float32 \(4, 5\); this model has float32 \(4, 6\)"),
+            ((*zero_state()[:2], np.zeros(4)), r"carried.2 is bool \(4,\); this model has float64 \(4,\)"),
+            ((*zero_state(), np.zeros(4)), "carried.3 is missing"),
+            (zero_state()[:2], "carried.2 is not known to this model"),
+            (None, "carried.0.0 is not known to this model")]:
+        resumed = carrying_trainer(tmp_path, carried=carried)
+        before = resumed.model.cell.W.value.copy()
+        with pytest.raises(CheckpointError, match=f"last.safetensors: {sentence}"):
+            resumed.resume()
+        np.testing.assert_array_equal(resumed.model.cell.W.value, before)
+        assert resumed.step == 0
+
+
+def test_a_carried_state_that_is_not_finite_is_never_saved(tmp_path):
+    def poisoned(*arguments):
+        loss, ((h, c), last, started) = truncated_step(*arguments)
+        return loss, ((h, c), last + np.float32(np.inf if trainer.step == 19 else 0), started)
+    trainer = carrying_trainer(tmp_path, poisoned)
+    with pytest.raises(NonFiniteError, match=r"step 20: carried.1 is not finite; the last good checkpoint is kept"):
+        trainer.train(30)
+    assert load_checkpoint(tmp_path / "last.safetensors")[1]["step"] == 10
 
 
 # ---- resume ----------------------------------------------------------------------------------------------

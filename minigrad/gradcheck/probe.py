@@ -156,10 +156,11 @@ class Probe:
 
     def _input_gradients(self, returned):
         required, slots = self.slots(required=True), self.slots()
+        every = [name for name in self.arguments if name not in CONSTANTS]       # ids too, whose gradient is None
         if not required and returned is None:
             return {}
         grads = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
-        names = slots if len(grads) == len(slots) else required
+        names = next((names for names in (slots, every) if len(names) == len(grads)), required)
         if len(grads) != len(names):
             raise ContractError(f"backward returned {len(grads)} gradients; expected one for each of "
                                 f"{', '.join(required) or 'no array input'}")

@@ -1,9 +1,13 @@
 """The layers. One file a family; in each, the equations first, then forward with backward directly under it."""
 
 from minigrad.layers.dropout import Dropout
+from minigrad.layers.embedding import Embedding
 from minigrad.layers.linear import Linear
 from minigrad.layers.lstm import LSTM
-from minigrad.layers.recurrent import Stack
+from minigrad.layers.norm import LayerNorm
+from minigrad.layers.recurrent import Bidirectional, Stack
 from minigrad.layers.rra import RRALSTM
+from minigrad.layers.sru import SRU
+from minigrad.layers.srupp import SRUpp
 
-__all__ = ["LSTM", "RRALSTM", "Dropout", "Linear", "Stack"]
+__all__ = ["LSTM", "RRALSTM", "SRU", "Bidirectional", "Dropout", "Embedding", "LayerNorm", "Linear", "SRUpp", "Stack"]

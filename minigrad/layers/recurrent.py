@@ -5,11 +5,14 @@
 
 x (B, L, d), y (B, L, h). A state is all that a continued call needs. dy, dstate, and any entry of dstate may be
 None, meaning zero. A masked step is as if it were not there: y and dx are 0 at it and the state stays as it is.
+
+Step by step, for generation: `stepping = layer.begin(state)`, then `y, stepping = layer.step(x, stepping)` with
+x (B, d) and y (B, h); the outputs are those of forward over the whole sequence.
 """
 
 from typing import Any, NamedTuple
 
-from minigrad.backend import array_module
+from minigrad.backend import array_module, zeros
 from minigrad.check import check_mask, check_rank_and_width, check_shape, check_state
 from minigrad.layer import Layer
 
@@ -21,6 +24,20 @@ class Recurrent(Layer):
 
     def forward(self, x, state=None, mask=None, rng=None):
         raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def begin(self, state=None):
+        """What `step` starts from: after a forward's state, or at the beginning."""
+        return state
+
+    def step(self, x, stepping=None):
+        """(y (B, h), what the next step starts from) for one input x (B, d) of each sample."""
+        (y, state), _ = self.forward(x[:, None], state=stepping)
+        return y[:, 0], state
+
+    def zero_state(self, batch):
+        """The state before a sequence, written out: zeros on the parameters' device, in their dtype."""
+        value = self.parameters()[0].value
+        return tuple(zeros(shape, value.dtype, array_module(value)) for shape in self._state_shapes(batch).values())
 
     def check_input(self, x, mask, d):
         """Raise unless x is floating point (B, L, d) and mask, if any, boolean (B, L)."""
@@ -136,6 +153,19 @@ class Stack(Recurrent):
             dstates0.append(dstate0)
         return dy, tuple(dstates0[::-1])
 
+    def begin(self, state=None):
+        return tuple(layer.begin(layer_state) for layer, layer_state in zip(self.layers, self._split(state, "state")))
+
+    def step(self, x, stepping=None):
+        after = []
+        for layer, layer_stepping in zip(self.layers, self._split(stepping, "stepping")):
+            x, layer_stepping = layer.step(x, layer_stepping)
+            after.append(layer_stepping)
+        return x, tuple(after)
+
+    def zero_state(self, batch):
+        return tuple(layer.zero_state(batch) for layer in self.layers)
+
     def _split(self, state, name):
         if state is None:
             return (None,) * len(self.layers)
@@ -143,3 +173,60 @@ class Stack(Recurrent):
             came = f"{len(state)} entries" if isinstance(state, tuple | list) else type(state).__name__
             raise ValueError(f"Stack: {name} is {came}; expected a tuple of {len(self.layers)}, one a layer")
         return tuple(state)
+
+
+class Bidirectional(Recurrent):
+    """y = [y_forward | y_backward]: one layer reads the sequence as it is, the other one from its end.
+
+    A layer passes masked steps by as if they were not there; so the whole sequence is turned round, mask and all, and
+    each sample is read from its own last real step. One layer may serve both directions (its gradients add up).
+
+    forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h_forward + h_backward), state), cache; state is
+    (the forward layer's, the backward layer's, the latter standing before the sequence's first step).
+    A sequence cannot be cut into segments, nor read step by step: the backward layer starts at the end.
+
+    Raises TypeError for a layer that is not recurrent.
+    """
+
+    def __init__(self, forward_layer, backward_layer):
+        for name, layer in (("forward_layer", forward_layer), ("backward_layer", backward_layer)):
+            if not getattr(layer, "recurrent", False):
+                raise TypeError(f"Bidirectional: {name} is a {type(layer).__name__}; expected a recurrent layer")
+        self.forward_layer, self.backward_layer = forward_layer, backward_layer
+
+    def forward(self, x, state=None, mask=None, rng=None):
+        xp = array_module(x=x, mask=mask)
+        state_f, state_b = _pair(state, "state")
+        (y_f, state_f), cache_f = self.forward_layer.forward(x, state=state_f, mask=mask, rng=rng)
+        (y_b, state_b), cache_b = self.backward_layer.forward(
+            x[:, ::-1], state=state_b, mask=None if mask is None else mask[:, ::-1], rng=rng)
+        y = xp.concatenate([y_f, y_b[:, ::-1]], axis=2)
+        return (y, (state_f, state_b)), (cache_f, cache_b, (y.shape, y_f.shape[2]))
+
+    def backward(self, upstream, cache):
+        """dx is the sum of both layers' dx, the backward one's turned round."""
+        cache_f, cache_b, (y_shape, h_f) = cache
+        dy, dstate = split_upstream(upstream)
+        dstate_f, dstate_b = _pair(dstate, "dstate")
+        dy_f = dy_b = None
+        if dy is not None:
+            check_shape("Bidirectional", "dy", dy, y_shape)
+            dy_f, dy_b = dy[..., :h_f], dy[:, ::-1, h_f:]
+        dx_f, dstate_f = self.forward_layer.backward((dy_f, dstate_f), cache_f)
+        dx_b, dstate_b = self.backward_layer.backward((dy_b, dstate_b), cache_b)
+        return dx_f + dx_b[:, ::-1], (dstate_f, dstate_b)
+
+    def step(self, x, stepping=None):
+        raise TypeError("Bidirectional: a sequence cannot be read step by step: the backward layer starts at its end")
+
+    def zero_state(self, batch):
+        return self.forward_layer.zero_state(batch), self.backward_layer.zero_state(batch)
+
+
+def _pair(state, name):
+    if state is None:
+        return None, None
+    if not isinstance(state, tuple | list) or len(state) != 2:
+        came = f"{len(state)} entries" if isinstance(state, tuple | list) else type(state).__name__
+        raise ValueError(f"Bidirectional: {name} is {came}; expected a pair, (forward, backward)")
+    return tuple(state)

@@ -1,0 +1,71 @@
+"""LayerNorm: layer normalisation (Ba, Kiros and Hinton 2016, arXiv 1607.06450).
+
+Derivation of the backward: docs/derivations/layer_norm.md.
+"""
+
+import numpy as np
+
+from minigrad.backend import DEFAULT_DTYPE, array_module
+from minigrad.check import check_count, check_number, check_rank_and_width, check_shape
+from minigrad.initializers import zeros
+from minigrad.layer import Layer
+from minigrad.parameter import Parameter
+
+# ---- the equations ---------------------------------------------------------------------------------------
+
+
+def normalize(x, eps):
+    """x_hat = (x - mu) / sqrt(var + eps), mu and var each row's own (last axis). x (..., d) -> x_hat, cache."""
+    x_hat = x - x.mean(axis=-1, keepdims=True)
+    variance = (x_hat * x_hat).mean(axis=-1, keepdims=True)
+    inverse_sigma = 1 / array_module(x).sqrt(variance + eps)                 # (..., 1)
+    x_hat *= inverse_sigma
+    return x_hat, (x_hat, inverse_sigma)
+
+
+def normalize_backward(dx_hat, cache):
+    """dx = (dx_hat - mean(dx_hat) - x_hat mean(dx_hat x_hat)) / sigma: what would move mu or sigma is taken out."""
+    x_hat, inverse_sigma = cache
+    dx = dx_hat - dx_hat.mean(axis=-1, keepdims=True)
+    dx -= x_hat * (dx_hat * x_hat).mean(axis=-1, keepdims=True)
+    dx *= inverse_sigma
+    return dx
+
+
+# ---- the layer -------------------------------------------------------------------------------------------
+
+
+class LayerNorm(Layer):
+    """y = x_hat gain + bias, x_hat = (x - mu) / sqrt(var + eps), mu and var over the last axis (the biased variance).
+
+    gain (d,)  one
+    bias (d,)  zero
+    x (..., d) -> y (..., d), dtype of x and gain together. `mask` and `rng` are accepted and have no effect: each
+    position is normalised on its own.
+
+    Raises ValueError for a wrong width or an eps that is not above 0, TypeError for a wrong dtype or device.
+    """
+
+    def __init__(self, d, eps=1e-5, *, rng=None, dtype=None):
+        check_count("LayerNorm", "d", d)
+        check_number("LayerNorm", "eps", eps, 0, open_low=True, open_high=True)
+        self.gain = Parameter(np.ones((d,), dtype or DEFAULT_DTYPE), "gain")
+        self.bias = Parameter(zeros((d,), dtype), "bias")
+        self.eps = float(eps)
+
+    def forward(self, x, mask=None, rng=None):
+        gain = self.gain.value
+        xp = array_module(x=x, gain=gain)
+        check_rank_and_width("LayerNorm", "x", x, None, gain.shape[0])
+        x_hat, norm_cache = normalize(x.astype(xp.result_type(x.dtype, gain.dtype), copy=False), self.eps)
+        return x_hat * gain + self.bias.value, (norm_cache,)
+
+    def backward(self, dy, cache):
+        """dx: `normalize_backward` of dy gain; gain.grad += sum dy x_hat; bias.grad += sum dy (over every position)."""
+        norm_cache, = cache
+        x_hat, _ = norm_cache
+        check_shape("LayerNorm", "dy", dy, x_hat.shape)
+        d = x_hat.shape[-1]
+        self.gain.grad += (dy * x_hat).reshape(-1, d).sum(axis=0)
+        self.bias.grad += dy.reshape(-1, d).sum(axis=0)
+        return normalize_backward(dy * self.gain.value, norm_cache)

@@ -1,0 +1,144 @@
+"""A language model: embedding, n layers of SRU, SRU++ or LSTM, output (Lei 2021, arXiv 2102.12459)."""
+
+import numpy as np
+
+from minigrad.backend import array_module
+from minigrad.check import check_choice, check_count
+from minigrad.initializers import generator, uniform
+from minigrad.layer import Layer
+from minigrad.layers import LSTM, SRU, Dropout, Embedding, Linear, SRUpp, Stack
+from minigrad.layers.recurrent import split_upstream
+
+LAYERS = ("sru", "sru-proj", "srupp", "lstm")      # sru-proj: SRU++ without its attention
+
+
+class LanguageModel(Layer):
+    """The logits of each next symbol: y = layers(embedding(ids)) W + b, with dropout before the layers and after them.
+
+    embedding   Embedding(vocab, d)
+    layers      a Stack of recurrent layers, the first one's input and the last one's output d wide
+    output      Linear(d, vocab); W starts as U(-sqrt(3/d), sqrt(3/d)), b as zero, as in the code of SRU++
+
+    forward(ids (B, L) integer, state=None, mask=None, rng=None) -> (logits (B, L, vocab), state), cache
+    backward((dlogits, dstate), cache) -> (None, dstate0): ids have no gradient. The state is the Stack's. At a masked
+    step the logits are 0 and the state stays as it is.
+    Symbol by symbol: `stepping = model.begin(state)`, `logits (B, vocab), stepping = model.step(ids (B,), stepping)`.
+    """
+
+    recurrent = True
+
+    def __init__(self, vocab, d, layers, dropout=0.0, *, rng=None, dtype=None):
+        rng = generator(rng)
+        self.embedding = Embedding(vocab, d, rng=rng, dtype=dtype)
+        self.layers = Stack(*layers)
+        self.output = Linear(d, vocab, rng=rng, dtype=dtype)
+        a = float(np.sqrt(3 / d))
+        self.output.W.value[...] = uniform(rng, (d, vocab), -a, a, dtype)
+        self.drop = Dropout(dropout)
+
+    def forward(self, ids, state=None, mask=None, rng=None):
+        array_module(ids=ids, mask=mask)
+        if ids.ndim != 2:
+            raise ValueError(f"LanguageModel: ids has shape {ids.shape}; expected (batch, length)")
+        x, embedding_cache = self.embedding.forward(ids, mask=mask)
+        x, in_cache = self.drop.forward(x, rng=rng)
+        (h, state), layers_cache = self.layers.forward(x, state=state, mask=mask, rng=rng)
+        h, out_cache = self.drop.forward(h, rng=rng)
+        logits, output_cache = self.output.forward(h)
+        if mask is not None:
+            logits = array_module(logits).where(mask[:, :, None], logits, 0)
+        return (logits, state), (embedding_cache, in_cache, layers_cache, out_cache, output_cache, mask)
+
+    def backward(self, upstream, cache):
+        embedding_cache, in_cache, layers_cache, out_cache, output_cache, mask = cache
+        dlogits, dstate = split_upstream(upstream)
+        dh = None
+        if dlogits is not None:
+            if mask is not None:
+                dlogits = array_module(dlogits).where(mask[:, :, None], dlogits, 0)
+            dh = self.drop.backward(self.output.backward(dlogits, output_cache), out_cache)
+        dx, dstate0 = self.layers.backward((dh, dstate), layers_cache)
+        self.embedding.backward(self.drop.backward(dx, in_cache), embedding_cache)
+        return None, dstate0
+
+    def zero_state(self, batch):
+        """The state before a text, written out."""
+        return self.layers.zero_state(batch)
+
+    def begin(self, state=None):
+        """What `step` starts from: after a forward's state, or at the beginning of a text."""
+        return self.layers.begin(state)
+
+    def step(self, ids, stepping=None):
+        """(logits (B, vocab) of the next symbol, what the next step starts from) after one symbol (B,) of each text."""
+        h, stepping = self.layers.step(self.embedding(ids), stepping)
+        return self.output(h), stepping
+
+
+# ---- building one ----------------------------------------------------------------------------------------
+
+
+def attention_places(layers, every=1, last=None):
+    """[bool]: which of `layers` layers have attention: each `every`-th one, or the `last` ones."""
+    check_count("attention_places", "layers", layers)
+    check_count("attention_places", "every", every)
+    if last is None:
+        return [(n + 1) % every == 0 for n in range(layers)]
+    check_count("attention_places", "last", last, least=0)
+    if every != 1:
+        raise ValueError(f"attention_places: every is {every} and last is {last}; expected one of the two")
+    return [n >= layers - last for n in range(layers)]
+
+
+def build(layer, vocab, d, *, layers=4, projection=None, heads=1, window=None, memory=None, attention_every=1,
+          attention_last=None, highway_bias=-2.0, dropout=0.0, attention_dropout=0.0, rng=None, dtype=None):
+    """A LanguageModel of `layers` layers d wide.
+
+    layer       "sru"; "sru-proj" (SRU++ without attention, layer norm kept); "srupp"; "lstm"
+    projection  d' of "sru-proj" and "srupp"; default d // 4
+    memory      slots of SRU++'s memory, through which no gradient flows (truncated backpropagation through time)
+    dropout     before and behind the layers, of the rows that W_o maps, and of the recurrence (all layers but the last)
+
+    Raises ValueError for wrong settings.
+    """
+    check_choice("build", "layer", layer, LAYERS)
+    check_count("build", "layers", layers)
+    rng, stack = generator(rng), []
+    projection = d // 4 if projection is None else projection
+    places = attention_places(layers, attention_every, attention_last)
+    for n, attends in enumerate(places):
+        common = {"rng": rng, "dtype": dtype}
+        recurrent_dropout = dropout if n < layers - 1 else 0.0
+        if layer == "lstm":
+            stack.append(LSTM(d, d, **common))
+        elif layer == "sru":
+            stack.append(SRU(d, d, highway_bias=highway_bias, recurrent_dropout=recurrent_dropout, **common))
+        else:
+            stack.append(SRUpp(
+                d, d, projection, heads, attention=attends and layer == "srupp", window=window, memory=memory,
+                detach_memory=True, highway_bias=highway_bias, dropout=dropout, attention_dropout=attention_dropout,
+                recurrent_dropout=recurrent_dropout, **common))
+    return LanguageModel(vocab, d, stack, dropout, rng=rng, dtype=dtype)
+
+
+def count_parameters(layer, vocab, d, *, layers=4, projection=None, attention_every=1, attention_last=None, **settings):
+    """The number of parameters of `build` with these settings (a test counts them)."""
+    p = d // 4 if projection is None else projection
+    attending = sum(attention_places(layers, attention_every, attention_last)) if layer == "srupp" else 0
+    each = {"lstm": 8 * d * d + 4 * d, "sru": 3 * d * d + 4 * d}.get(layer, d * p + 3 * p * d + 4 * d + 2 * p)
+    return vocab * d + d * vocab + vocab + layers * each + attending * (2 * p * p + 1)
+
+
+def width_for(layer, parameters, vocab, *, ratio=4, heads=1, **settings):
+    """The width d whose model has the number of parameters nearest to `parameters`; projection = d // ratio."""
+    grain = ratio * heads
+    widths = range(grain, 65536, grain)
+
+    def count(d):
+        return count_parameters(layer, vocab, d, **{**settings, "projection": d // ratio})
+
+    low, high = 0, len(widths) - 1
+    while low < high:                                                        # the count grows with d
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if count(widths[middle]) < parameters else (low, middle)
+    return min(widths[max(low - 1, 0):low + 1], key=lambda d: abs(count(d) - parameters))
