@@ -119,9 +119,10 @@ class softmax_attention:
         A, P, drops = empty((*q.shape[:-1], v.shape[-1]), xp.result_type(q, k, v), xp), [], []
         for rows, keys in attention_blocks(L, M, causal, window):
             S = matmul(scaled_q[..., rows, :], k[..., keys, :].swapaxes(-1, -2))             # (..., rows, keys)
-            hidden = _hidden(rows, keys, M - L, mask, causal, window, xp)
-            if hidden is not None:
-                xp.copyto(S, -math.inf, where=hidden)
+            if causal:
+                S += _future(rows, keys, M - L, window, S.dtype, xp)
+            if mask is not None:
+                xp.copyto(S, -math.inf, where=~_part(mask, rows, keys))
             P_rows, drop = softmax_rows(S), None
             if rng is not None and dropout:
                 drop = (uniform_like(rng, P_rows) >= dropout).astype(P_rows.dtype)
@@ -178,7 +179,7 @@ def softmax_rows(S):
     S -= xp.where(top == -math.inf, 0, top)
     xp.exp(S, out=S)
     total = S.sum(axis=-1, keepdims=True)
-    S /= xp.where(total == 0, 1, total)
+    S *= 1 / xp.where(total == 0, 1, total)
     return S
 
 
@@ -194,20 +195,18 @@ def attention_blocks(L, M, causal, window):
     return blocks
 
 
-def _hidden(rows, keys, offset, mask, causal, window, xp):
-    """Boolean, broadcasting to a block of S: True where the key is not to be seen; None where all are."""
-    hidden = None
-    if causal:
-        newest = xp.arange(rows.start, rows.stop)[:, None] + offset          # the newest key that each query sees
-        key = xp.arange(keys.start, keys.stop)
-        hidden = key > newest
-        if window is not None:
-            hidden |= key <= newest - window
-    if mask is not None:
-        rows = rows if mask.shape[-2] > 1 else slice(None)
-        closed = ~mask[..., rows, keys] if mask.shape[-1] > 1 else ~mask[..., rows, :]
-        hidden = closed if hidden is None else hidden | closed
-    return hidden
+def _future(rows, keys, offset, window, dtype, xp):
+    """(rows, keys): 0 where a key may be seen, -inf for those behind the query, and for those that left its window."""
+    newest = xp.arange(rows.start, rows.stop)[:, None] + offset              # the newest key that each query sees
+    key = xp.arange(keys.start, keys.stop)
+    hidden = key > newest if window is None else (key > newest) | (key <= newest - window)
+    return xp.where(hidden, -math.inf, 0).astype(dtype)
+
+
+def _part(mask, rows, keys):
+    """The part of a mask (..., L or 1, M or 1) that belongs to a block."""
+    every = slice(None)
+    return mask[..., rows if mask.shape[-2] > 1 else every, keys if mask.shape[-1] > 1 else every]
 
 
 def _over_scores(mask, q, k):
@@ -222,7 +221,7 @@ def _over_scores(mask, q, k):
     if mask.ndim != len(scores) or any(n not in (1, size) for n, size in zip(mask.shape, scores)):
         raise ValueError(f"softmax_attention: mask has shape {mask.shape}; expected {keys}, over the keys, or one that "
                          f"broadcasts to {scores}")
-    return mask, False
+    return mask, mask.shape[-2] == 1
 
 
 def _check_attention(q, k, v, causal, window):

@@ -16,8 +16,8 @@ from minigrad.parameter import Parameter
 
 def normalize(x, eps):
     """x_hat = (x - mu) / sqrt(var + eps), mu and var each row's own (last axis). x (..., d) -> x_hat, cache."""
-    x_hat = x - x.mean(axis=-1, keepdims=True)
-    variance = (x_hat * x_hat).mean(axis=-1, keepdims=True)
+    x_hat = x - row_means(x)
+    variance = row_means(x_hat * x_hat)
     inverse_sigma = 1 / array_module(x).sqrt(variance + eps)                 # (..., 1)
     x_hat *= inverse_sigma
     return x_hat, (x_hat, inverse_sigma)
@@ -26,10 +26,16 @@ def normalize(x, eps):
 def normalize_backward(dx_hat, cache):
     """dx = (dx_hat - mean(dx_hat) - x_hat mean(dx_hat x_hat)) / sigma: what would move mu or sigma is taken out."""
     x_hat, inverse_sigma = cache
-    dx = dx_hat - dx_hat.mean(axis=-1, keepdims=True)
-    dx -= x_hat * (dx_hat * x_hat).mean(axis=-1, keepdims=True)
+    dx = dx_hat - row_means(dx_hat)
+    dx -= x_hat * row_means(dx_hat * x_hat)
     dx *= inverse_sigma
     return dx
+
+
+def row_means(x):
+    """x.mean(axis=-1, keepdims=True) as a product with a vector: quicker than a reduction over short rows."""
+    d = x.shape[-1]
+    return (x @ array_module(x).full((d,), 1 / d, x.dtype))[..., None]
 
 
 # ---- the layer -------------------------------------------------------------------------------------------

@@ -244,8 +244,9 @@ def recurrence_parameters(layer, d_in, h, k, highway_bias, v_range, rng, dtype):
 
 
 def highway_scale(rescale, highway_bias, k):
-    """s of x' = s x: sqrt(1 + 2 exp(b_r)) at b_r's start with `rescale` (keeps the variance of h near that of x through
-    a deep stack; Lei et al. 2018, section 3.2), else 1. With a projected highway (k = 4) there is none."""
+    """s of x' = s x: sqrt(1 + 2 exp(b_r)) at b_r's start with `rescale` (Lei et al. 2018: keeps the variance of h near
+    that of x through a deep stack; derived in docs/derivations/sru.md), else 1. With a projected highway (k = 4) there
+    is none."""
     return math.sqrt(1 + 2 * math.exp(highway_bias)) if rescale and k == 3 else 1.0
 
 

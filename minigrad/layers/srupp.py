@@ -206,8 +206,8 @@ class SRUpp(Recurrent):
     causal          step t attends to the steps up to t alone; else to all of its segment
     attention       False: U = layernorm(x W_q) W_o, the projected SRU (no W_k, W_v, alpha)
     window          step t sees t-window+1 ... t only (with causal)
-    memory          slots of the memory that is carried in the state: the layer's newest inputs. Default: window - 1;
-                    all of them without a window; none if not causal
+    memory          slots of the memory that is carried in the state: the newest rows that W_q mapped. Default:
+                    window - 1; all of them without a window; none if not causal
     detach_memory   the memory is a constant: no gradient goes into it (truncated backpropagation through time)
     layer_norm      False: U = (Q + alpha A) W_o
     cell_norm       a second layer norm: "pre", of the layer's input (the highway keeps the raw x), or "post", of h
@@ -465,7 +465,8 @@ class SRUpp(Recurrent):
     def step(self, x, stepping=None):
         """(y (B, h), stepping) for one input x (B, d): what forward gives for the whole sequence, in evaluation.
 
-        The keys and values of earlier steps are kept, so that a step costs one query over what it sees.
+        The keys and values of earlier steps are kept, so that a step costs one query over what it sees: the window, or
+        without one all steps since `begin` (`memory` bounds what a state carries from segment to segment, not this).
         Raises TypeError where the layer is not causal.
         """
         if not self.causal and self.attention:
