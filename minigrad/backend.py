@@ -268,10 +268,10 @@ def matmul(a, b):
 
     With a b of two axes all of a's rows are one product (`@` makes one of each batch entry).
     """
-    xp = array_module(a, b)
-    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    y = empty(shape, xp.result_type(a.dtype, b.dtype), xp)
-    if b.ndim == 2:
+    xp, one_product = array_module(a, b), b.ndim == 2
+    front = a.shape[:-2] if one_product else np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    y = empty((*front, a.shape[-2], b.shape[-1]), xp.result_type(a.dtype, b.dtype), xp)
+    if one_product:
         rows = math.prod(a.shape[:-1])
         xp.matmul(a.reshape(rows, a.shape[-1]), b, out=y.reshape(rows, b.shape[-1]))
     else:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from minigrad.backend import array_module, empty, matmul, sigmoid, uniform_like, zeros
 from minigrad.check import check_count
 
-QUERY_BLOCK = 128                  # queries at a time, where each block of them sees a part of the keys only
+QUERY_BLOCK = 64                  # queries at a time, where each block of them sees a part of the keys only
 
 
 class softmax:
