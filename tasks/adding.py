@@ -20,10 +20,13 @@ figure7.png (RRA's attention weights over training), last and best checkpoints, 
 from tasks.common import (  # first: it sets the number of BLAS threads
     clip_settings,
     device_of,
+    go_on,
     make_optimizer,
+    names_to_compare,
     number,
     parser_for,
     run,
+    say,
     settings_of,
     steps_of,
     whole,
@@ -45,7 +48,7 @@ from minigrad.losses import mean_squared_error
 from minigrad.train import Trainer
 from models.regressor import SequenceRegressor
 from tasks.figures import draw_attention_weights, draw_curves
-from tasks.run_folder import UsageError, note_resumed, open_run_folder, write_config
+from tasks.run_folder import UsageError, open_run_folder, write_config
 
 MODELS = ("rra", "lstm")
 DEFAULTS = {
@@ -84,18 +87,13 @@ def parse(argv):
     given = parser.parse_args(argv)
     if given.steps or given.epochs:
         settings["target"] = given.target
-    names = names_of(settings)
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"--compare names {name!r} twice; expected each model once")
-        if name not in MODELS:
-            raise UsageError(f"--compare has {name!r}; expected names among {', '.join(MODELS)}")
+    names_of(settings)
     return settings
 
 
 def names_of(settings):
     """The models to train."""
-    return [settings["model"]] if settings["compare"] is None else settings["compare"].replace(" ", "").split(",")
+    return [settings["model"]] if settings["compare"] is None else names_to_compare(settings["compare"], MODELS)
 
 
 def build(settings, name):
@@ -176,12 +174,7 @@ def train_one(name, settings, data, out, steps):
         model, make_optimizer(settings, model.parameters()), batches, forward_backward, evaluation(test, device),
         out=out, best="test_mse", config={**settings, "model": name, "compare": None}, seed=settings["seed"],
         device=device, eval_every=settings["eval_every"], quiet=settings["quiet"], **clip_settings(settings))
-    if settings["resume"] and trainer.resume_if_begun():
-        if steps < trainer.step:
-            raise UsageError(f"--steps: {steps} are asked for, but the run in {out} is at {trainer.step}")
-        for folder in {Path(out), Path(settings["resume"])}:         # of a comparison, the whole's too
-            note_resumed(folder, settings)
-        say(settings, f"{name}: goes on from step {trainer.step}")
+    go_on(trainer, settings, name, steps)
     baseline = always_one(test)
 
     def stop(log):
@@ -237,11 +230,6 @@ def figures_of(name, settings, log, baseline, out):
 
 def label(name, settings):
     return f"RRA, K = {settings['window']}" if name == "rra" else name.upper()
-
-
-def say(settings, text):
-    if not settings["quiet"]:
-        print(text, flush=True)
 
 
 def main(argv):

@@ -16,14 +16,15 @@ import argparse  # noqa: E402
 import math  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from minigrad import optim  # noqa: E402
+from minigrad import optim, schedules  # noqa: E402
 from minigrad.backend import DeviceError, resolve_device  # noqa: E402
 from minigrad.checkpoint import CheckpointError  # noqa: E402
+from minigrad.data import DataError  # noqa: E402
 from minigrad.train import FREE_SETTINGS, Interrupted  # noqa: E402
-from tasks.run_folder import UsageError, read_config  # noqa: E402
+from tasks.run_folder import UsageError, note_resumed, read_config  # noqa: E402
 
 OPTIMIZERS = {"sgd": optim.SGD, "momentum": optim.Momentum, "adadelta": optim.Adadelta, "rmsprop": optim.RMSprop,
-              "adam": optim.Adam, "adamw": optim.AdamW}
+              "adam": optim.Adam, "adamw": optim.AdamW, "radam": optim.RAdam}
 
 
 # ---- flags -----------------------------------------------------------------------------------------------
@@ -63,9 +64,9 @@ class OneLineParser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-def parser_for(task, description):
+def parser_for(task, description, data=None):
     """A parser with the flags that every task has; defaults come from `settings_of`, so that a flag that was given can
-    be told from one that was not."""
+    be told from one that was not. `data` says what --data is, for a task that reads some."""
     parser = OneLineParser(prog=f"python tasks/{task}.py", description=description,
                            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     shared = parser.add_argument_group("shared by all tasks")
@@ -80,6 +81,8 @@ def parser_for(task, description):
     shared.add_argument("--clip-value", type=number(0), help="clip every entry of the gradient; 0: do not")
     shared.add_argument("--dtype", choices=["float32", "float64"], help="default float32")
     shared.add_argument("--threads", type=whole(1), help="BLAS threads (default 1)")
+    if data is not None:
+        shared.add_argument("--data", metavar="PATH", help=data)
     shared.add_argument("--out", help="run folder (default runs/TASK/TIME); a non-empty one is refused")
     shared.add_argument("--resume", metavar="DIR", help="go on with the run in DIR, with its own settings")
     shared.add_argument("--eval-every", type=whole(1), help="iterations between evaluations")
@@ -141,14 +144,14 @@ def _saved_settings(parser, folder, expected):
 
 
 def make_optimizer(settings, parameters):
-    """The optimizer that `settings` name, with its lr and eps if they are given.
+    """The optimizer that `settings` name, with its lr, eps and weight_decay if they are given.
 
     Raises UsageError for an unknown one, and for an eps where the optimizer has none.
     """
     name = settings["optimizer"]
     if name not in OPTIMIZERS:
         raise UsageError(f"--optimizer is {name!r}; expected one of {', '.join(OPTIMIZERS)}")
-    given = {key: settings[key] for key in ("lr", "eps") if settings.get(key) is not None}
+    given = {key: settings[key] for key in ("lr", "eps", "weight_decay") if settings.get(key) is not None}
     if "eps" in given and name in ("sgd", "momentum"):
         raise UsageError(f"--eps is {given['eps']}, but the optimizer {name} has no eps")
     return OPTIMIZERS[name](parameters, **given)
@@ -168,7 +171,52 @@ def steps_of(settings, per_epoch, default):
     return settings["steps"] or default
 
 
+def schedule_of(settings, steps):
+    """The learning rate over a run of `steps` steps: --lr after --warmup steps, then constant or half a cosine to 0.
+
+    Without --warmup it lasts a twentieth of the steps. Raises UsageError for one longer than the run.
+    """
+    warmup = steps // 20 if settings["warmup"] is None else settings["warmup"]
+    if warmup > steps:
+        raise UsageError(f"--warmup is {warmup:,}; expected at most the number of steps, {steps:,}")
+    if settings["schedule"] == "constant":
+        return schedules.Constant(settings["lr"], warmup)
+    return schedules.WarmupCosine(settings["lr"], warmup, steps)
+
+
+def names_to_compare(names, choices):
+    """The names in --compare's "A,B". Raises UsageError for one that is not among the choices, or comes twice."""
+    names = names.replace(" ", "").split(",")
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--compare names {name!r} twice; expected each model once")
+        if name not in choices:
+            raise UsageError(f"--compare has {name!r}; expected names among {', '.join(choices)}")
+    return names
+
+
 # ---- running ---------------------------------------------------------------------------------------------
+
+def go_on(trainer, settings, name, steps):
+    """With --resume: let the trainer go on where its folder's run stopped, say so, and note it in config.json.
+
+    Raises UsageError for fewer steps than have been taken, CheckpointError as Trainer.resume does.
+    """
+    if not settings["resume"] or not trainer.resume_if_begun():
+        return
+    if steps < trainer.step:
+        raise UsageError(f"--steps: {steps} are asked for, but the run in {trainer.out} is at {trainer.step}")
+    for folder in {trainer.out, Path(settings["resume"])}:               # of a comparison, the whole's too
+        note_resumed(folder, settings)
+    say(settings, f"{name}: goes on from step {trainer.step}")
+
+
+def say(settings, text):
+    """Print a line unless --quiet."""
+    if not settings["quiet"]:
+        print(text, flush=True)
+
+
 
 def run(main, argv=None):
     """Call `main(argv)` and turn what ends a run into one line and an exit status."""
@@ -177,7 +225,7 @@ def run(main, argv=None):
             stream.reconfigure(errors="backslashreplace")
     try:
         main(sys.argv[1:] if argv is None else argv)
-    except (UsageError, CheckpointError, DeviceError) as error:
+    except (UsageError, CheckpointError, DataError, DeviceError) as error:
         return _end(f"error: {error}", 2)
     except ArithmeticError as error:
         return _end(f"stopped: {error}", 1)

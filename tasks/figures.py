@@ -20,20 +20,24 @@ def new_figure(width=7.0, height=4.2):
     return figure, axes
 
 
-def draw_curves(path, series, *, title, x_label, y_label, horizontal=None, colours=None):
+def draw_curves(path, series, *, title, x_label, y_label, horizontal=None, colours=None, log_y=False):
     """One line a series, {name: [(x, y)]}, and a dashed horizontal line (value, name)."""
     draw_runs(path, {name: [points] for name, points in series.items()}, title=title, x_label=x_label,
-              y_label=y_label, horizontal=horizontal, colours=colours)
+              y_label=y_label, horizontal=horizontal, colours=colours, log_y=log_y)
 
 
-def draw_runs(path, groups, *, title, x_label, y_label, horizontal=None, colours=None):
-    """One thick line a group, {name: [[(x, y)] of each run]}: the mean, over the runs as thin lines if several."""
+def draw_runs(path, groups, *, title, x_label, y_label, horizontal=None, colours=None, log_y=False, in_step=True):
+    """One thick line a group, {name: [[(x, y)] of each run]}: the mean, over the runs as thin lines if several.
+
+    in_step=False: the runs' x differ (seconds); the mean is then that of their first points, their second ones, ...
+    """
     figure, axes = new_figure()
     for n, (name, runs) in enumerate(groups.items()):
         colour = colours[n] if colours is not None else COLOURS[n % len(COLOURS)]
         for points in runs if len(runs) > 1 else []:
             axes.plot(*zip(*points), color=colour, linewidth=0.7, alpha=0.55)
-        mean = mean_points(runs)
+        mean = mean_points(runs) if in_step else [
+            tuple(sum(values) / len(runs) for values in zip(*points)) for points in zip(*runs)]
         x, y = zip(*mean) if mean else ((), ())
         axes.plot(x, y, color=colour, linewidth=1.9, label=name, marker="o" if len(mean) == 1 else None)
     if horizontal is not None:
@@ -41,6 +45,8 @@ def draw_runs(path, groups, *, title, x_label, y_label, horizontal=None, colours
         axes.axhline(value, color="#555555", linewidth=1.0, linestyle="--", label=name)
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     axes.margins(x=0.01)
+    if log_y:
+        axes.set_yscale("log")
     if len(groups) > 6:                              # many: beside the curves, not over them
         axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     else:

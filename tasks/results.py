@@ -6,7 +6,8 @@
                                                                         runs that differ in the seed are one group
 
 What is kept of a run: its settings, what it ran on (command, commit, versions, processor, threads), its result, and the
-evaluations of its log. Checkpoints are not.
+evaluations of its log (with --whole-log all of it). Checkpoints are not. `figure --x seconds` draws over time instead
+of iterations, `figure --y grad_norm` another column of the log.
 """
 
 from tasks.common import OneLineParser, run
@@ -16,18 +17,102 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from minigrad.checkpoint import CheckpointError, write_atomically
 from minigrad.runlog import RunLog, read_log
+from tasks import char_lm
 from tasks.figures import draw_runs
 from tasks.run_folder import UsageError, read_config
 
 ROOT = Path(__file__).resolve().parent.parent
-HIDDEN_FLAGS = ("--out", "--quiet", "--threads")
+HIDDEN_FLAGS = ("--out", "--quiet", "--threads", "--data")
+WITH_A_VALUE = ("--out", "--threads", "--data")
 
 
-def keep(folder, name):
+# ---- what differs between tasks --------------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """How the kept runs of a task are shown; `kept` is a run's JSON."""
+
+    metric: str                 # the column of the log that its evaluations have
+    y_label: str
+    columns: tuple              # of the table, but for run, command and wall time
+    cells: Callable             # cells(kept) -> [str], one a column
+    note: str                   # under the table
+    describe: Callable          # describe(settings) -> what a run was, but for its seed
+    title: Callable             # title(kept) -> the figure's
+    baseline: Callable = lambda kept: None
+
+
+def adding_cells(kept):
+    result = kept["result"]
+    step = result["beats_baseline_at"]
+    beats = "not" if step is None else f"{step:,}" + ("" if result["beats_baseline_confirmed"] else " *")
+    return [beats, f"{result['test_mse']:.4f} at {result['steps']:,}"]
+
+
+def adding_title(kept):
+    settings = kept["settings"]
+    how = "the paper's setting" if settings["paper"] else settings["optimizer"]
+    return f"Adding problem, S = {settings['length']}, {how}"
+
+
+def describe_adding(settings):
+    """What a run was, but for its seed: "RRA, K = 10, forget bias 1"."""
+    words = [f"RRA, K = {settings['window']}" if settings["model"] == "rra" else settings["model"].upper(),
+             f"forget bias {settings['forget_bias']:g}"]
+    if settings["offset"] != 2 and settings["model"] == "rra":
+        words.append(f"offset {settings['offset']}")
+    if settings["init"] != "orthogonal":
+        words.append(f"{settings['init']} initialisation")
+    if settings["paper"] and settings["lr"] is not None:
+        words.append(f"step size {settings['lr']:g}")
+    return ", ".join(words)
+
+
+def char_lm_cells(kept):
+    result = kept["result"]
+    return [char_lm.LABELS[result["layer"]], str(result["width"]), f"{result['parameters']:,}",
+            f"{result['valid_bpc']:.3f}", f"{result['test_bpc']:.3f}", f"{result['steps']:,}"]
+
+
+def describe_char_lm(settings):
+    """What a run was, but for its seed: "SRU++, d = 256", and what else differs from the defaults."""
+    layer = settings["layer"]
+    words, keys = [char_lm.label(layer, settings)], ["unroll", "batch_size", "optimizer", "lr", "schedule", "dropout"]
+    keys += ["lstm_layers"] if layer == "lstm" else ["layers", "highway_bias"]
+    if layer == "srupp":
+        keys += ["heads", "memory", "window", "attention_every", "attention_last", "attention_dropout"]
+    for key in keys:
+        if settings[key] != char_lm.DEFAULTS[key]:
+            words.append(f"{key.replace('_', ' ')} {settings[key]}")
+    if settings["clip_norm"] != char_lm.DEFAULTS["clip_norm"]:
+        words.append(f"clipped at {settings['clip_norm']:g}" if settings["clip_norm"] else "no clipping")
+    return ", ".join(words)
+
+
+KINDS = {
+    "adding": Kind("test_mse", "test MSE", ("beats the baseline at", "test MSE at the end"), adding_cells,
+                   "\\* fewer than four evaluations followed", describe_adding, adding_title,
+                   lambda kept: kept["result"]["baseline"]),
+    "char_lm": Kind("valid_bpc", "validation, bits per character",
+                    ("layer", "d", "parameters", "validation BPC", "test BPC", "steps"), char_lm_cells,
+                    "BPC of the best checkpoint on the whole of both parts", describe_char_lm,
+                    lambda kept: kept["result"]["text"]["name"])}
+
+
+def task_of(command):
+    """The task's name in a command as it is kept."""
+    return Path(shlex.split(command)[1]).stem
+
+
+# ---- keeping ---------------------------------------------------------------------------------------------
+
+def keep(folder, name, whole_log=False):
     """Copy a finished run to docs/results/TASK/NAME.json and NAME.csv; returns the JSON's path.
 
     Raises UsageError for a name that is taken or no name, CheckpointError for a folder that is no finished run.
@@ -37,24 +122,28 @@ def keep(folder, name):
         raise UsageError(f"--as is {name!r}; expected a plain name")
     if not (ROOT / "docs").is_dir():
         raise UsageError(f"{ROOT} has no docs folder; results are kept in a clone of the project")
-    if read_config(folder)["compare"]:
-        raise UsageError(f"{folder} is a comparison; keep the runs in its folders, {read_config(folder)['compare']}")
+    compared = read_config(folder).get("compare")
+    if compared:
+        raise UsageError(f"{folder} is a comparison; keep the runs in its folders, {compared}")
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         columns, rows = read_log(folder / "log.csv")
         ran_on = {**config["ran_on"], "command": short(config["ran_on"]["command"])}
+        metric = KINDS[task_of(ran_on["command"])].metric
+        if "text" in result:                                     # found under --data, or without it
+            ran_on["command"] += f" --data {shlex.quote(result['text']['name'])}"
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder} is not a finished run ({error})") from error
     ran_on["resumed_with"] = [short(command) for command in config.get("resumed_with", [])]
-    place = ROOT / "docs/results" / Path(shlex.split(ran_on["command"])[1]).stem
+    place = ROOT / "docs/results" / task_of(ran_on["command"])
     if (place / f"{name}.json").exists():
         raise UsageError(f"{place / name}.json is there already; nothing was written")
     place.mkdir(parents=True, exist_ok=True)
     log = RunLog(place / f"{name}.csv")
     log.start(columns)
     for row in rows:
-        if row["test_mse"] is not None:
+        if whole_log or row[metric] is not None:
             log.append(row)
     text = json.dumps({"result": result, "ran_on": ran_on, "settings": config["settings"]}, indent=1)
     write_atomically(place / f"{name}.json", f"{text}\n".encode())
@@ -67,7 +156,7 @@ def short(command):
     for word in words:
         flag = word.partition("=")[0]
         if skip or flag in HIDDEN_FLAGS:
-            skip = not skip and flag in ("--out", "--threads") and "=" not in word
+            skip = not skip and flag in WITH_A_VALUE and "=" not in word
             continue
         kept.append(f"tasks/{Path(word).name}" if word.endswith(".py") else word)
     return shlex.join(kept)
@@ -82,45 +171,48 @@ def kept_runs(place, names=None):
     return {name: found[name] for name in names or found}
 
 
+# ---- showing ---------------------------------------------------------------------------------------------
+
+def kind_of(runs):
+    """The Kind of the task that all of the kept runs are of."""
+    return KINDS[task_of(next(iter(runs.values()))["ran_on"]["command"])]
+
+
 def table(place):
     """A Markdown table of the kept runs."""
-    lines = ["| run | command | beats the baseline at | test MSE at the end | wall time |", "|---|---|---|---|---|"]
-    for name, kept in kept_runs(place).items():
-        result = kept["result"]
-        step = result["beats_baseline_at"]
-        beats = "not" if step is None else f"{step:,}" + ("" if result["beats_baseline_confirmed"] else " *")
-        lines.append(f"| {name} | `{kept['ran_on']['command']}` | {beats} | {result['test_mse']:.4f} at "
-                     f"{result['steps']:,} | {result['seconds'] / 60:.1f} min |")
-    return "\n".join([*lines, "", "\\* fewer than four evaluations followed"])
+    runs = kept_runs(place)
+    kind = kind_of(runs)
+    columns = ["run", "command", *kind.columns, "wall time"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for name, kept in runs.items():
+        cells = [name, f"`{kept['ran_on']['command']}`", *kind.cells(kept), f"{kept['result']['seconds'] / 60:.1f} min"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", kind.note])
 
 
-def figure(place, path, names):
-    """The test curves of the kept runs; runs that differ in the seed alone share a colour and a mean."""
-    groups, baselines = {}, []
-    for name, kept in kept_runs(place, names).items():
-        _, rows = read_log(Path(place) / f"{name}.csv")
-        settings = kept["settings"]
-        baselines.append(kept["result"]["baseline"])
-        points = [(row["step"], row["test_mse"]) for row in rows if row["step"]]
-        groups.setdefault(describe(settings), []).append(points)
+def figure(place, path, names, x="step", y=None):
+    """The curves of the kept runs; runs that differ in the seed alone share a colour and a mean.
+
+    y: a column of their logs, by default the evaluations'. Raises UsageError for one that a run has not.
+    """
+    runs = kept_runs(place, names)
+    kind, groups = kind_of(runs), {}
+    y = y or kind.metric
+    for name, kept in runs.items():
+        columns, rows = read_log(Path(place) / f"{name}.csv")
+        if y not in columns:
+            raise UsageError(f"--y is {y!r}; expected a column of {name}'s log: {', '.join(columns)}")
+        points = [(row[x], row[y]) for row in rows if row["step"] and row[y] is not None]
+        groups.setdefault(kind.describe(kept["settings"]), []).append(points)
     groups = {f"{name}, {len(runs)} seeds" if len(runs) > 1 else name: runs for name, runs in groups.items()}
-    baseline = sum(baselines) / len(baselines)           # each seed has a test set of its own
-    how = "the paper's setting" if settings["paper"] else settings["optimizer"]
-    draw_runs(path, groups, title=f"Adding problem, S = {settings['length']}, {how}", x_label="iteration",
-              y_label="test MSE", horizontal=(baseline, f"always 1: {baseline:.3f}"))
-
-
-def describe(settings):
-    """What a run was, but for its seed: "RRA, K = 10, forget bias 1"."""
-    words = [f"RRA, K = {settings['window']}" if settings["model"] == "rra" else settings["model"].upper(),
-             f"forget bias {settings['forget_bias']:g}"]
-    if settings["offset"] != 2 and settings["model"] == "rra":
-        words.append(f"offset {settings['offset']}")
-    if settings["init"] != "orthogonal":
-        words.append(f"{settings['init']} initialisation")
-    if settings["paper"] and settings["lr"] is not None:
-        words.append(f"step size {settings['lr']:g}")
-    return ", ".join(words)
+    baselines = [kind.baseline(kept) for kept in runs.values() if y == kind.metric and kind.baseline(kept) is not None]
+    horizontal = None
+    if baselines:                                                # each seed has a test set of its own
+        baseline = sum(baselines) / len(baselines)
+        horizontal = (baseline, f"always 1: {baseline:.3f}")
+    draw_runs(path, groups, title=kind.title(list(runs.values())[-1]), x_label={"step": "iteration"}.get(x, x),
+              y_label=kind.y_label if y == kind.metric else y.replace("_", " "), horizontal=horizontal,
+              log_y=y == "grad_norm", in_step=x == "step")
 
 
 def main(argv):
@@ -130,18 +222,21 @@ def main(argv):
     one = commands.add_parser("keep", help="copy a finished run into docs/results")
     one.add_argument("folder", help="the run's folder")
     one.add_argument("--as", dest="name", required=True, help="its name there")
+    one.add_argument("--whole-log", action="store_true", help="with the log's rows between the evaluations")
     commands.add_parser("table", help="a Markdown table").add_argument("place", help="a folder of kept runs")
     picture = commands.add_parser("figure", help="the test curves as PNG")
     picture.add_argument("place", help="a folder of kept runs")
     picture.add_argument("path", help="the PNG to write")
     picture.add_argument("names", nargs="*", help="of kept runs (default: all)")
+    picture.add_argument("--x", choices=["step", "seconds"], default="step", help="default step")
+    picture.add_argument("--y", metavar="COLUMN", help="of the logs (default: the evaluations')")
     given = parser.parse_args(argv)
     if given.command == "keep":
-        print(keep(given.folder, given.name))
+        print(keep(given.folder, given.name, given.whole_log))
     elif given.command == "table":
         print(table(given.place))
     else:
-        figure(given.place, given.path, given.names or None)
+        figure(given.place, given.path, given.names or None, given.x, given.y)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy as np
 
 from minigrad.checkpoint import CheckpointError, write_atomically
 
-RESUMED_WITH = ("steps", "epochs", "target", "device", "threads", "quiet")      # what --resume may change
+RESUMED_WITH = ("steps", "epochs", "target", "device", "threads", "quiet", "data")      # what --resume may change
 
 
 class UsageError(ValueError):
@@ -89,7 +89,7 @@ def note_resumed(out, settings):
     """Bring config.json up to date once a run really goes on: the settings that a resumed run may change, and how."""
     path = Path(out) / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    config["settings"].update((key, settings[key]) for key in RESUMED_WITH)
+    config["settings"].update((key, settings[key]) for key in RESUMED_WITH if key in settings)
     config["resumed_with"] = [*config.get("resumed_with", []), environment()["command"]]
     _write_json(path, config)
 

@@ -10,6 +10,9 @@ sys.path.insert(0, str(Path(__file__).parent))      # so that tests can share ca
 import pytest
 
 from minigrad.backend import gpu_problem
+from minigrad.data.files import find_file
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_modifyitems(items):
@@ -18,3 +21,17 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason=problem))
+
+
+@pytest.fixture
+def real_data():
+    """f(name) -> the path of a real data file in $MINIGRAD_DATA or ../shared/data; skips the test where it is not."""
+    folders = [folder for folder in (os.environ.get("MINIGRAD_DATA"), ROOT.parent / "shared/data") if folder]
+
+    def find(name):
+        for folder in folders:
+            path = find_file([name], folder)
+            if path is not None:
+                return path
+        pytest.skip(f"{name} is not in {' or '.join(map(str, folders))}")
+    return find
