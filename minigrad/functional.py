@@ -6,9 +6,10 @@ They are namespaces, not layers: `y, cache = softmax.forward(x)`, `dx = softmax.
 import math
 from typing import Any, NamedTuple
 
-from minigrad.backend import array_module, empty, matmul, sigmoid, uniform_like, zeros
+from minigrad.backend import array_module, empty, erf, matmul, sigmoid, uniform_like, zeros
 from minigrad.check import check_count
 
+GELU_CUBE = 0.044715
 QUERY_BLOCK = 64                  # queries at a time, where each block of them sees a part of the keys only
 
 
@@ -84,6 +85,56 @@ class relu:
     def backward(dy, cache):
         positive, = cache
         return array_module(dy).where(positive, dy, 0)
+
+
+class gelu:
+    """y = x Phi(x), Phi(x) = (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel 2016). Backward: dx = (Phi + x phi(x)) dy,
+    phi(x) = exp(-x^2 / 2) / sqrt(2 pi)."""
+
+    @staticmethod
+    def forward(x):
+        Phi = (erf(x * math.sqrt(0.5)) + 1) * 0.5
+        return x * Phi, (x, Phi)
+
+    @staticmethod
+    def backward(dy, cache):
+        x, Phi = cache
+        phi = array_module(x).exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+        return (Phi + x * phi) * dy
+
+
+class gelu_tanh:
+    """y = x (1 + t) / 2, t = tanh(sqrt(2 / pi) (x + 0.044715 x^3)): the approximation of GELU by tanh.
+
+    Backward: dx = ((1 + t) / 2 + x (1 - t^2) sqrt(2 / pi) (1 + 3 0.044715 x^2) / 2) dy."""
+
+    @staticmethod
+    def forward(x):
+        t = x * x
+        t *= GELU_CUBE
+        t += 1
+        t *= x
+        t *= math.sqrt(2 / math.pi)
+        array_module(x).tanh(t, out=t)                                       # in place: large arrays, few of them
+        y = t + 1
+        y *= x
+        y *= 0.5
+        return y, (x, t)
+
+    @staticmethod
+    def backward(dy, cache):
+        x, t = cache
+        slope = x * x
+        slope *= 3 * GELU_CUBE
+        slope += 1
+        slope *= math.sqrt(2 / math.pi)
+        slope *= x
+        slope *= 1 - t * t
+        slope += t
+        slope += 1
+        slope *= 0.5
+        slope *= dy
+        return slope
 
 
 class softmax_attention:

@@ -1,6 +1,6 @@
 """The contract table: every public layer with inputs to try it on. test_contract.py runs each row through each rule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,16 @@ from minigrad.layers import (
     Bidirectional,
     Dropout,
     Embedding,
+    FeedForward,
     LayerNorm,
+    LearnedPositions,
     Linear,
+    MultiHeadAttention,
+    SinusoidalPositions,
     SRUpp,
     Stack,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
 )
 from minigrad.tree import tree_map
 from models.regressor import SequenceRegressor
@@ -36,6 +42,8 @@ class Case:
     draws       whether it draws random numbers
     ids         for a layer that is given integers: they are below this number
     segments    whether a recurrent layer can be continued: it does not look ahead
+    extra       shapes of further inputs by name; a name with "mask" in it is boolean
+    flags       further keywords, as they are
     """
 
     name: str
@@ -46,6 +54,8 @@ class Case:
     draws: bool = False
     ids: int = 0
     segments: bool = True
+    extra: dict = field(default_factory=dict)
+    flags: dict = field(default_factory=dict)
 
     def layer(self, dtype="float64"):
         return self.make(dtype, np.random.default_rng(3))
@@ -62,6 +72,9 @@ class Case:
         if self.state:
             found["state"] = tree_map(lambda zeros: np.ones_like(zeros) if zeros.dtype == bool else
                                       rng.standard_normal(zeros.shape).astype(dtype), self.state(B))
+        for name, shape in self.extra.items():
+            found[name] = rng.random(shape) < 0.7 if "mask" in name else rng.standard_normal(shape).astype(dtype)
+        found.update(self.flags)
         if self.masks:
             found["mask"] = mask_kinds()["gaps"]
         if self.draws:
@@ -135,6 +148,27 @@ TABLE = [
     Case("LayerNorm", lambda dtype, rng: LayerNorm(D, dtype=dtype)),
     Case("Embedding", lambda dtype, rng: Embedding(6, D, padding_id=2, rng=rng, dtype=dtype), shape=(B, L), ids=6,
          masks=True),
+    Case("SinusoidalPositions", lambda dtype, rng: SinusoidalPositions(D)),
+    Case("LearnedPositions", lambda dtype, rng: LearnedPositions(L + 1, D, rng=rng, dtype=dtype)),
+    Case("MultiHeadAttention", lambda dtype, rng: MultiHeadAttention(D, 2, 6, rng=rng, dtype=dtype), masks=True),
+    Case("MultiHeadAttention, causal", lambda dtype, rng: MultiHeadAttention(D, 2, rng=rng, dtype=dtype), masks=True,
+         flags={"causal": True}),
+    Case("MultiHeadAttention, memory, dropout", lambda dtype, rng: MultiHeadAttention(
+        D, 2, dropout=0.3, rng=rng, dtype=dtype), draws=True, extra={"memory": (B, 6, D), "mask": (B, 6)}),
+    Case("MultiHeadAttention, memory of one row", lambda dtype, rng: MultiHeadAttention(D, 2, rng=rng, dtype=dtype),
+         extra={"memory": (B, 1, D)}),
+    Case("FeedForward", lambda dtype, rng: FeedForward(D, 7, rng=rng, dtype=dtype)),
+    Case("FeedForward, gelu_tanh", lambda dtype, rng: FeedForward(D, 7, "gelu_tanh", rng=rng, dtype=dtype)),
+    Case("FeedForward, relu", lambda dtype, rng: FeedForward(D, 7, "relu", rng=rng, dtype=dtype)),
+    Case("TransformerEncoderLayer", lambda dtype, rng: TransformerEncoderLayer(
+        D, 2, 7, rng=rng, dtype=dtype), masks=True),
+    Case("TransformerEncoderLayer, pre, dropout", lambda dtype, rng: TransformerEncoderLayer(
+        D, 2, 7, "pre", dropout=0.2, attention_dropout=0.2, rng=rng, dtype=dtype), masks=True, draws=True),
+    Case("TransformerDecoderLayer", lambda dtype, rng: TransformerDecoderLayer(
+        D, 2, 7, rng=rng, dtype=dtype), masks=True, extra={"memory": (B, 6, D), "memory_mask": (B, 6)}),
+    Case("TransformerDecoderLayer, pre, one row", lambda dtype, rng: TransformerDecoderLayer(
+        D, 2, 7, "pre", "relu", dropout=0.2, rng=rng, dtype=dtype), masks=True, draws=True,
+        extra={"memory": (B, 1, D)}),
     sru("SRU"),
     sru("SRU, d = h", d=H, rescale=True),
     sru("SRU, projection, tanh", projection=3, activation="tanh"),

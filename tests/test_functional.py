@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from minigrad import functional, gradcheck
 
@@ -11,6 +12,8 @@ FUNCTIONS = {
     "tanh": np.tanh,
     "logistic": lambda x: 1 / (1 + np.exp(-x)),
     "relu": lambda x: np.where(x > 0, x, 0),
+    "gelu": lambda x: x * scipy.stats.norm.cdf(x),
+    "gelu_tanh": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
 }
 
 

@@ -1,10 +1,12 @@
-"""Embedding: a learned row for each id."""
+"""Embedding: a learned row for each id. SinusoidalPositions, LearnedPositions: what tells one position from another."""
 
 import math
 
+import numpy as np
+
 from minigrad.backend import array_module, on_host, scatter_add
-from minigrad.check import check_count, check_mask, check_shape
-from minigrad.initializers import uniform
+from minigrad.check import check_count, check_mask, check_rank_and_width, check_shape
+from minigrad.initializers import normal, uniform
 from minigrad.layer import Layer
 from minigrad.parameter import Parameter
 
@@ -59,3 +61,61 @@ class Embedding(Layer):
         if mask is not None:
             dy = xp.where(mask[..., None], dy, 0)
         scatter_add(self.W.grad, ids.reshape(-1), dy.reshape(-1, d))
+
+
+class SinusoidalPositions(Layer):
+    """y_t = x_t + p_t, p_{t, 2i} = sin(t / 10000^(2i/d)), p_{t, 2i+1} = cos of the same (Vaswani et al. 2017, 3.5).
+
+    x (B, L, d) -> y (B, L, d), any L. `mask` and `rng` have no effect. Backward: dx = dy.
+    Raises ValueError for a wrong width, TypeError for a wrong dtype.
+    """
+
+    def __init__(self, d, *, rng=None, dtype=None):
+        check_count("SinusoidalPositions", "d", d)
+        self.d = d
+
+    def positions(self, L):
+        """p (L, d), on the host, in float64."""
+        angles = np.arange(L)[:, None] / 10000.0**(np.arange(0, self.d, 2) / self.d)      # (L, d/2 rounded up)
+        return np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(L, -1)[:, :self.d]
+
+    def forward(self, x, mask=None, rng=None):
+        xp = array_module(x=x, mask=mask)
+        check_rank_and_width("SinusoidalPositions", "x", x, 3, self.d)
+        return x + xp.asarray(self.positions(x.shape[1]).astype(x.dtype)), (x.shape,)
+
+    def backward(self, dy, cache):
+        shape, = cache
+        check_shape("SinusoidalPositions", "dy", dy, shape)
+        return dy
+
+
+class LearnedPositions(Layer):
+    """y_t = x_t + P_t. P (length, d) starts as N(0, 0.02^2), as in BERT.
+
+    x (B, L, d) -> y (B, L, d), L at most `length`. mask (B, L): a padded position gives P no gradient. `rng` has no
+    effect. Backward: dx = dy; P.grad[t] += the sum of dy_t over the batch.
+    Raises ValueError for a wrong width and for a longer sequence, TypeError for a wrong dtype.
+    """
+
+    def __init__(self, length, d, *, rng=None, dtype=None):
+        check_count("LearnedPositions", "length", length)
+        check_count("LearnedPositions", "d", d)
+        self.P = Parameter(normal(rng, (length, d), 0.02, dtype), "P")
+
+    def forward(self, x, mask=None, rng=None):
+        P = self.P.value
+        array_module(x=x, P=P, mask=mask)
+        check_rank_and_width("LearnedPositions", "x", x, 3, P.shape[1])
+        if x.shape[1] > len(P):
+            raise ValueError(f"LearnedPositions: x has shape {x.shape}; expected at most {len(P)} positions")
+        if mask is not None:
+            check_mask("LearnedPositions", mask, x.shape[:2])
+        return x + P[:x.shape[1]], (x.shape, mask)
+
+    def backward(self, dy, cache):
+        shape, mask = cache
+        check_shape("LearnedPositions", "dy", dy, shape)
+        real = dy if mask is None else array_module(dy).where(mask[:, :, None], dy, 0)
+        self.P.grad[:shape[1]] += real.sum(axis=0)
+        return dy

@@ -6,6 +6,8 @@ Derivation of the backward: docs/derivations/srupp.md.
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from minigrad.backend import array_module, empty, matmul, on_host, zeros
 from minigrad.check import check_choice, check_count, check_mask, check_number, check_rank_and_width, check_shape
 from minigrad.functional import softmax_attention
@@ -249,7 +251,7 @@ class SRUpp(Recurrent):
             W_kv = glorot_uniform(rng, (projection, 2 * projection), dtype)  # as one matrix: bound sqrt(6 / 3d')
             self.W_k = Parameter(W_kv[:, :projection].copy(), "W_k")
             self.W_v = Parameter(W_kv[:, projection:].copy(), "W_v")
-            self.alpha = Parameter(W_kv[0, :1] * 0, "alpha")
+            self.alpha = Parameter(np.zeros(1, W_kv.dtype), "alpha")
         self.norm = LayerNorm(projection, dtype=dtype) if layer_norm else None
         self.W_o, self.v_f, self.v_r, self.b_f, self.b_r = recurrence_parameters(
             "SRUpp", projection, h, k, highway_bias, v_range, rng, dtype)

@@ -1,0 +1,149 @@
+"""MultiHeadAttention: softmax attention in several heads (Vaswani et al. 2017, section 3.2.2).
+
+Derivation of the backward: docs/derivations/multi_head_attention.md.
+"""
+
+from minigrad.backend import array_module, matmul
+from minigrad.check import check_count, check_mask, check_number, check_rank_and_width, check_shape
+from minigrad.functional import softmax_attention
+from minigrad.initializers import generator, glorot_uniform, zeros
+from minigrad.layer import Layer
+from minigrad.parameter import Parameter
+
+
+class MultiHeadAttention(Layer):
+    """y = A W_o + b_o, A the heads' results side by side, each softmax(q_n k_n^T / sqrt(e)) v_n.
+
+        q = query W_q + b_q      k = memory W_k + b_k      v = memory W_v + b_v      (self-attention: memory = query)
+
+    Head n has the columns n e ... (n+1) e - 1 of q, k, v; e = d_key / heads.
+
+    W_q, W_k, W_v (d, d_key), W_o (d_key, d)   Glorot uniform
+    b_q, b_k, b_v (d_key,), b_o (d,)           zero
+    d_key       the width of all heads together (default d)
+    dropout     of the attention weights
+
+    forward(query (B, L, d), memory=None or (B, M, d), causal=False, mask=None, rng=None) -> y (B, L, d), cache.
+    mask, over the keys, (B, M) boolean, (B, L) in self-attention. A row that sees no key gives b_o. In self-attention y
+    at a padded row is unspecified; what stands in x there, NaN included, reaches no other row.
+    backward(dy, cache) -> dquery, or (dquery, dmemory) when memory was given.
+
+    With a memory of one row, no mask and no dropout on the map, the one weight is 1 whatever q and k are: y is
+    (memory W_v + b_v) W_o + b_o at every position, and the gradients of query, W_q, b_q, W_k and b_k are exactly zero.
+    That case is computed so, W_q and W_k being left aside (`one_row` = False computes it as the equation has it).
+
+    Raises ValueError for shapes that do not fit, for heads that do not divide d_key, and for causal with a memory;
+    TypeError for wrong dtypes or a mix of devices.
+    """
+
+    def __init__(self, d, heads, d_key=None, *, dropout=0.0, rng=None, dtype=None):
+        d_key = d if d_key is None else d_key
+        for name, value in (("d", d), ("heads", heads), ("d_key", d_key)):
+            check_count("MultiHeadAttention", name, value)
+        if d_key % heads:
+            raise ValueError(f"MultiHeadAttention: d_key is {d_key} and heads {heads}; expected a width that the heads "
+                             "divide")
+        check_number("MultiHeadAttention", "dropout", dropout, 0, 1, open_high=True)
+        rng = generator(rng)
+        self.W_q, self.W_k, self.W_v = (
+            Parameter(glorot_uniform(rng, (d, d_key), dtype), name) for name in ("W_q", "W_k", "W_v"))
+        self.W_o = Parameter(glorot_uniform(rng, (d_key, d), dtype), "W_o")
+        self.b_q, self.b_k, self.b_v = (Parameter(zeros((d_key,), dtype), name) for name in ("b_q", "b_k", "b_v"))
+        self.b_o = Parameter(zeros((d,), dtype), "b_o")
+        self.heads, self.dropout, self.one_row = heads, float(dropout), True
+
+    def forward(self, query, memory=None, causal=False, mask=None, rng=None):
+        xp = array_module(query=query, memory=memory, mask=mask, W_q=self.W_q.value)
+        self._check(query, memory, causal, mask)
+        if self._is_one_row(memory, mask, rng):
+            return self._one_row_forward(query, memory)
+        keys = query if memory is None else memory
+        if mask is not None:
+            keys = xp.where(mask[:, :, None], keys, 0)                       # NaN in a padded row ends here
+        query = keys if memory is None else query
+        q, k, v = (self._split(_affine(x, W, b)) for x, W, b in (
+            (query, self.W_q, self.b_q), (keys, self.W_k, self.b_k), (keys, self.W_v, self.b_v)))
+        A, attention_cache = softmax_attention.forward(
+            q, k, v, mask=None if mask is None else mask[:, None, None], causal=causal, dropout=self.dropout, rng=rng)
+        A = _side_by_side(A)                                                 # (B, L, d_key)
+        return _affine(A, self.W_o, self.b_o), (query, keys if memory is not None else None, (A, attention_cache, mask))
+
+    def backward(self, dy, cache):
+        """Through W_o, the heads and the three products; in self-attention x is query, key and value: three terms."""
+        query, memory, general = cache
+        check_shape("MultiHeadAttention", "dy", dy, query.shape)
+        if general is None:
+            return self._one_row_backward(dy, query, memory)
+        A, attention_cache, mask = general
+        keys = query if memory is None else memory
+        dA = _affine_backward(dy, A, self.W_o, self.b_o)
+        dq, dk, dv = (_side_by_side(part) for part in softmax_attention.backward(self._split(dA), attention_cache))
+        dquery = _affine_backward(dq, query, self.W_q, self.b_q)
+        dkeys = _affine_backward(dk, keys, self.W_k, self.b_k)
+        dkeys += _affine_backward(dv, keys, self.W_v, self.b_v)
+        if memory is None:
+            dquery += dkeys
+            return dquery if mask is None else array_module(dy).where(mask[:, :, None], dquery, 0)
+        return dquery, dkeys if mask is None else array_module(dy).where(mask[:, :, None], dkeys, 0)
+
+    # ---- one key -----------------------------------------------------------------------------------------
+
+    def _is_one_row(self, memory, mask, rng):
+        drops = rng is not None and self.dropout
+        return self.one_row and memory is not None and memory.shape[1] == 1 and mask is None and not drops
+
+    def _one_row_forward(self, query, memory):
+        """y_t = (s W_v + b_v) W_o + b_o for every t, s the memory's one row."""
+        v = _affine(memory, self.W_v, self.b_v)                              # (B, 1, d_key)
+        y = _affine(v, self.W_o, self.b_o)
+        y = y.astype(array_module(y).result_type(y.dtype, query.dtype), copy=False)
+        return array_module(y).broadcast_to(y, query.shape), (query, memory, None)
+
+    def _one_row_backward(self, dy, query, memory):
+        """What reaches the one row is the sum over the positions; nothing reaches the query."""
+        xp = array_module(dy)
+        v = _affine(memory, self.W_v, self.b_v)
+        dv = _affine_backward(dy.sum(axis=1, keepdims=True), v, self.W_o, self.b_o)
+        return xp.zeros_like(query), _affine_backward(dv, memory, self.W_v, self.b_v)
+
+    # ---- shapes ------------------------------------------------------------------------------------------
+
+    def _split(self, rows):
+        """(B, n, d_key) -> (B, heads, n, e)."""
+        B, n, width = rows.shape
+        return rows.reshape(B, n, self.heads, width // self.heads).transpose(0, 2, 1, 3)
+
+    def _check(self, query, memory, causal, mask):
+        d = self.W_q.value.shape[0]
+        check_rank_and_width("MultiHeadAttention", "query", query, 3, d)
+        if memory is not None:
+            check_rank_and_width("MultiHeadAttention", "memory", memory, 3, d)
+            if len(memory) != len(query):
+                raise ValueError(f"MultiHeadAttention: memory has shape {memory.shape}; expected a batch of "
+                                 f"{len(query)}, as query has")
+            if causal:
+                raise ValueError("MultiHeadAttention: causal is True and a memory is given; expected causal with "
+                                 "self-attention only: a memory has no order in common with the query")
+        if mask is not None:
+            check_mask("MultiHeadAttention", mask, (query if memory is None else memory).shape[:2])
+
+
+def _affine(x, W, b):
+    """x W + b."""
+    y = matmul(x, W.value)
+    y += b.value
+    return y
+
+
+def _affine_backward(dy, x, W, b):
+    """dx = dy W^T; adds W.grad += x^T dy and b.grad += sum dy (over every position)."""
+    rows, drows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    W.grad += rows.T @ drows
+    b.grad += drows.sum(axis=0)
+    return matmul(dy, W.value.T)
+
+
+def _side_by_side(heads):
+    """(B, heads, n, e) -> (B, n, d_key)."""
+    B, count, n, e = heads.shape
+    return heads.transpose(0, 2, 1, 3).reshape(B, n, count * e)

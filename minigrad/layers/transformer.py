@@ -1,0 +1,212 @@
+"""The transformer's blocks: FeedForward, TransformerEncoderLayer, TransformerDecoderLayer (Vaswani et al. 2017)."""
+
+from typing import Any, NamedTuple
+
+from minigrad.backend import array_module, matmul
+from minigrad.check import check_choice, check_count, check_mask, check_rank_and_width, check_shape
+from minigrad.functional import gelu, gelu_tanh, relu
+from minigrad.initializers import generator, glorot_uniform, zeros
+from minigrad.layer import Layer
+from minigrad.layers.attention import MultiHeadAttention
+from minigrad.layers.dropout import Dropout
+from minigrad.layers.norm import LayerNorm
+from minigrad.parameter import Parameter
+
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+NORMS = ("post", "pre")
+
+
+class FeedForward(Layer):
+    """y = g(x W_1 + b_1) W_2 + b_2 at every position (Vaswani et al. 2017, equation 2).
+
+    W_1 (d, d_hidden), W_2 (d_hidden, d)   Glorot uniform;  b_1 (d_hidden,), b_2 (d,)   zero
+    activation   g: "relu", "gelu" (by erf) or "gelu_tanh" (its approximation), each with its own exact gradient
+    x (..., d) -> y (..., d). `mask` and `rng` are accepted and have no effect.
+
+    Raises ValueError for a wrong setting or width, TypeError for a wrong dtype or device.
+    """
+
+    def __init__(self, d, d_hidden, activation="gelu", *, rng=None, dtype=None):
+        check_count("FeedForward", "d", d)
+        check_count("FeedForward", "d_hidden", d_hidden)
+        check_choice("FeedForward", "activation", activation, ACTIVATIONS)
+        rng = generator(rng)
+        self.W_1 = Parameter(glorot_uniform(rng, (d, d_hidden), dtype), "W_1")
+        self.b_1 = Parameter(zeros((d_hidden,), dtype), "b_1")
+        self.W_2 = Parameter(glorot_uniform(rng, (d_hidden, d), dtype), "W_2")
+        self.b_2 = Parameter(zeros((d,), dtype), "b_2")
+        self.activation = activation
+
+    def forward(self, x, mask=None, rng=None):
+        array_module(x=x, W_1=self.W_1.value)
+        check_rank_and_width("FeedForward", "x", x, None, self.W_1.value.shape[0])
+        rows = x.reshape(-1, x.shape[-1])
+        z = matmul(rows, self.W_1.value)
+        z += self.b_1.value
+        a, activation_cache = ACTIVATIONS[self.activation].forward(z)        # (N, d_hidden)
+        y = matmul(a, self.W_2.value)
+        y += self.b_2.value
+        return y.reshape(x.shape), (rows, a, (activation_cache, x.shape))
+
+    def backward(self, dy, cache):
+        """da = dy W_2^T, dz = g'(z) da, dx = dz W_1^T; the weights' gradients over every position."""
+        rows, a, (activation_cache, shape) = cache
+        check_shape("FeedForward", "dy", dy, shape)
+        drows = dy.reshape(rows.shape)
+        self.W_2.grad += a.T @ drows
+        self.b_2.grad += drows.sum(axis=0)
+        dz = ACTIVATIONS[self.activation].backward(matmul(drows, self.W_2.value.T), activation_cache)
+        self.W_1.grad += rows.T @ dz
+        self.b_1.grad += dz.sum(axis=0)
+        return matmul(dz, self.W_1.value.T).reshape(shape)
+
+
+# ---- a residual with its norm ----------------------------------------------------------------------------
+
+
+class _ResidualCache(NamedTuple):
+    norm: Any
+    inner: Any
+    drop: Any
+
+
+class _Block(Layer):
+    """What both kinds of layer share: residuals around their parts, with the layer norm behind the sum or before f.
+
+        post (Vaswani et al. 2017, BERT):   y = norm(x + drop(f(x)))
+        pre  (Xiong et al. 2020):           y = x + drop(f(norm(x)))
+    """
+
+    def _residual(self, x, norm, f, rng):
+        """(y, cache); f(x) -> (f, its cache)."""
+        norm_cache = None
+        n = x
+        if self.norm == "pre":
+            n, norm_cache = norm.forward(x)
+        inner, inner_cache = f(n)
+        inner, drop_cache = self.drop.forward(inner, rng=rng)
+        y = x + inner
+        if self.norm == "post":
+            y, norm_cache = norm.forward(y)
+        return y, _ResidualCache(norm_cache, inner_cache, drop_cache)
+
+    def _residual_backward(self, dy, norm, f_backward, cache):
+        """dx; f_backward(df, its cache) -> dx of f."""
+        if self.norm == "post":
+            dy = norm.backward(dy, cache.norm)
+        df = f_backward(self.drop.backward(dy, cache.drop), cache.inner)
+        if self.norm == "pre":
+            df = norm.backward(df, cache.norm)
+        return dy + df
+
+    def _setting(self, norm, dropout):
+        check_choice(type(self).__name__, "norm", norm, NORMS)
+        self.norm, self.drop = norm, Dropout(dropout)
+
+    def _real(self, array, mask):
+        """The array with zeros at padded positions: what stands there, NaN included, ends here."""
+        return array if mask is None else array_module(array).where(mask[:, :, None], array, 0)
+
+    def _check_input(self, x, mask):
+        name = type(self).__name__
+        check_rank_and_width(name, "x", x, 3, self.attention.W_q.value.shape[0])
+        if mask is not None:
+            check_mask(name, mask, x.shape[:2])
+
+
+class TransformerEncoderLayer(_Block):
+    """Self-attention, then the feed-forward layer, each with a residual and a layer norm.
+
+    attention, attention_norm, feed_forward, feed_forward_norm: the parts
+    norm       "post", behind each sum (as BERT), or "pre", before each part
+    dropout    of each part's output;  attention_dropout: of the attention weights
+
+    forward(x (B, L, d), mask=None, rng=None) -> y (B, L, d), cache; mask (B, L). At a padded position y and dx are 0
+    and dy is ignored.
+    Raises as its parts do.
+    """
+
+    def __init__(self, d, heads, d_hidden, norm="post", activation="gelu", *, dropout=0.0, attention_dropout=0.0,
+                 rng=None, dtype=None):
+        rng = generator(rng)
+        self._setting(norm, dropout)
+        self.attention = MultiHeadAttention(d, heads, dropout=attention_dropout, rng=rng, dtype=dtype)
+        self.attention_norm = LayerNorm(d, dtype=dtype)
+        self.feed_forward = FeedForward(d, d_hidden, activation, rng=rng, dtype=dtype)
+        self.feed_forward_norm = LayerNorm(d, dtype=dtype)
+
+    def forward(self, x, mask=None, rng=None):
+        array_module(x=x, mask=mask, W_q=self.attention.W_q.value)
+        self._check_input(x, mask)
+        x, attention_cache = self._residual(
+            self._real(x, mask), self.attention_norm, lambda n: self.attention.forward(n, mask=mask, rng=rng), rng)
+        y, feed_cache = self._residual(x, self.feed_forward_norm, self.feed_forward.forward, rng)
+        return self._real(y, mask), (attention_cache, feed_cache, mask)
+
+    def backward(self, dy, cache):
+        attention_cache, feed_cache, mask = cache
+        dx = self._residual_backward(
+            self._real(dy, mask), self.feed_forward_norm, self.feed_forward.backward, feed_cache)
+        return self._real(self._residual_backward(
+            dx, self.attention_norm, self.attention.backward, attention_cache), mask)
+
+
+class _DecoderCache(NamedTuple):
+    attention: Any
+    cross: Any
+    feed: Any
+    mask: Any
+    memory: tuple       # shape
+
+
+class TransformerDecoderLayer(_Block):
+    """Causal self-attention, attention over a memory, then the feed-forward layer, each with a residual and a norm.
+
+    attention, attention_norm, cross_attention, cross_attention_norm, feed_forward, feed_forward_norm: the parts
+    shared     a TransformerEncoderLayer whose attention, feed-forward layer and norms are used here too (weight tying:
+               the same objects, so one gradient, the sum of both uses); the cross-attention and its norm are its own
+    norm, activation, dropout, attention_dropout    as in TransformerEncoderLayer;
+    cross_dropout   of the cross-attention's weights
+
+    forward(x (B, L, d), memory (B, M, d), mask=None, memory_mask=None, rng=None) -> y (B, L, d), cache; mask (B, L),
+    memory_mask (B, M). At a padded position y and dx are 0 and dy is ignored. backward(dy, cache) -> (dx, dmemory).
+    Raises as its parts do.
+    """
+
+    def __init__(self, d, heads, d_hidden, norm="post", activation="gelu", *, dropout=0.0, attention_dropout=0.0,
+                 cross_dropout=0.0, shared=None, rng=None, dtype=None):
+        rng = generator(rng)
+        self._setting(norm, dropout)
+        own = shared or TransformerEncoderLayer(
+            d, heads, d_hidden, norm, activation, attention_dropout=attention_dropout, rng=rng, dtype=dtype)
+        self.attention, self.attention_norm = own.attention, own.attention_norm
+        self.cross_attention = MultiHeadAttention(d, heads, dropout=cross_dropout, rng=rng, dtype=dtype)
+        self.cross_attention_norm = LayerNorm(d, dtype=dtype)
+        self.feed_forward, self.feed_forward_norm = own.feed_forward, own.feed_forward_norm
+
+    def forward(self, x, memory, mask=None, memory_mask=None, rng=None):
+        array_module(x=x, memory=memory, mask=mask, memory_mask=memory_mask, W_q=self.attention.W_q.value)
+        self._check_input(x, mask)
+        x, attention_cache = self._residual(
+            self._real(x, mask), self.attention_norm,
+            lambda n: self.attention.forward(n, causal=True, mask=mask, rng=rng), rng)
+        x, cross_cache = self._residual(
+            x, self.cross_attention_norm,
+            lambda n: self.cross_attention.forward(n, memory, mask=memory_mask, rng=rng), rng)
+        y, feed_cache = self._residual(x, self.feed_forward_norm, self.feed_forward.forward, rng)
+        return self._real(y, mask), _DecoderCache(attention_cache, cross_cache, feed_cache, mask, memory.shape)
+
+    def backward(self, dy, cache):
+        attention_cache, cross_cache, feed_cache, mask, _ = cache
+        found = []
+
+        def cross_backward(df, inner_cache):
+            dquery, dmemory = self.cross_attention.backward(df, inner_cache)
+            found.append(dmemory)
+            return dquery
+
+        dx = self._residual_backward(
+            self._real(dy, mask), self.feed_forward_norm, self.feed_forward.backward, feed_cache)
+        dx = self._residual_backward(dx, self.cross_attention_norm, cross_backward, cross_cache)
+        dx = self._residual_backward(dx, self.attention_norm, self.attention.backward, attention_cache)
+        return self._real(dx, mask), found[0]
