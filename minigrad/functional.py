@@ -7,7 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 from minigrad.backend import array_module, empty, erf, matmul, sigmoid, uniform_like, zeros
-from minigrad.check import check_count
+from minigrad.check import check_count, check_number, check_shape
 
 GELU_CUBE = 0.044715
 QUERY_BLOCK = 64                  # queries at a time, where each block of them sees a part of the keys only
@@ -160,7 +160,7 @@ class softmax_attention:
     @staticmethod
     def forward(q, k, v, mask=None, causal=False, scale=None, *, window=None, dropout=0.0, rng=None):
         xp = array_module(q=q, k=k, v=v, mask=mask)
-        _check_attention(q, k, v, causal, window)
+        _check_attention(q, k, v, causal, window, dropout)
         mask, over_keys = _over_scores(mask, q, k)
         if over_keys:                                                        # NaN in a masked key ends here
             k, v = (xp.where(mask.swapaxes(-1, -2), array, 0) for array in (k, v))
@@ -171,7 +171,7 @@ class softmax_attention:
         for rows, keys in attention_blocks(L, M, causal, window):
             S = matmul(scaled_q[..., rows, :], k[..., keys, :].swapaxes(-1, -2))             # (..., rows, keys)
             if causal:
-                S += _future(rows, keys, M - L, window, S.dtype, xp)
+                xp.copyto(S, -math.inf, where=_future(rows, keys, M - L, window, xp))
             if mask is not None:
                 xp.copyto(S, -math.inf, where=~_part(mask, rows, keys))
             P_rows, drop = softmax_rows(S), None
@@ -192,6 +192,7 @@ class softmax_attention:
         """
         scaled_q, k, v, A, P, drops, (causal, window, scale) = cache
         xp = array_module(dA)
+        check_shape("softmax_attention", "dA", dA, A.shape)
         dq, dk, dv = empty(scaled_q.shape, A.dtype, xp), zeros(k.shape, A.dtype, xp), zeros(v.shape, A.dtype, xp)
         blocks = attention_blocks(scaled_q.shape[-2], k.shape[-2], causal, window)
         for (rows, keys), P_rows, drop in zip(blocks, P, drops):
@@ -246,12 +247,11 @@ def attention_blocks(L, M, causal, window):
     return blocks
 
 
-def _future(rows, keys, offset, window, dtype, xp):
-    """(rows, keys): 0 where a key may be seen, -inf for those behind the query, and for those that left its window."""
+def _future(rows, keys, offset, window, xp):
+    """(rows, keys) boolean: True for the keys behind a query, and for those that left its window."""
     newest = xp.arange(rows.start, rows.stop)[:, None] + offset              # the newest key that each query sees
     key = xp.arange(keys.start, keys.stop)
-    hidden = key > newest if window is None else (key > newest) | (key <= newest - window)
-    return xp.where(hidden, -math.inf, 0).astype(dtype)
+    return key > newest if window is None else (key > newest) | (key <= newest - window)
 
 
 def _part(mask, rows, keys):
@@ -275,7 +275,7 @@ def _over_scores(mask, q, k):
     return mask, mask.shape[-2] == 1
 
 
-def _check_attention(q, k, v, causal, window):
+def _check_attention(q, k, v, causal, window, dropout):
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array.dtype.kind != "f":
             raise TypeError(f"softmax_attention: {name} has dtype {array.dtype}; expected floating-point numbers")
@@ -287,6 +287,7 @@ def _check_attention(q, k, v, causal, window):
     if causal and k.shape[-2] < q.shape[-2]:
         raise ValueError(f"softmax_attention: causal with {q.shape[-2]} queries and {k.shape[-2]} keys; expected the "
                          "queries to be the last of the keys' positions")
+    check_number("softmax_attention", "dropout", dropout, 0, 1, open_high=True)
     if window is not None:
         check_count("softmax_attention", "window", window)
         if not causal:

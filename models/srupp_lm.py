@@ -123,6 +123,7 @@ def build(layer, vocab, d, *, layers=4, projection=None, heads=1, window=None, m
 
 def count_parameters(layer, vocab, d, *, layers=4, projection=None, attention_every=1, attention_last=None, **settings):
     """The number of parameters of `build` with these settings (a test counts them)."""
+    check_choice("count_parameters", "layer", layer, LAYERS)
     p = d // 4 if projection is None else projection
     attending = sum(attention_places(layers, attention_every, attention_last)) if layer == "srupp" else 0
     each = {"lstm": 8 * d * d + 4 * d, "sru": 3 * d * d + 4 * d}.get(layer, d * p + 3 * p * d + 4 * d + 2 * p)
@@ -131,7 +132,7 @@ def count_parameters(layer, vocab, d, *, layers=4, projection=None, attention_ev
 
 def width_for(layer, parameters, vocab, *, ratio=4, heads=1, **settings):
     """The width d whose model has the number of parameters nearest to `parameters`; projection = d // ratio."""
-    grain = ratio * heads
+    grain = ratio * heads if layer in ("sru-proj", "srupp") else 1
     widths = range(grain, 65536, grain)
 
     def count(d):

@@ -1,13 +1,16 @@
-"""Slow, plain sequences: the cells' own equations (lstm_step, rra_step), one step after another, masks included.
+"""Slow, plain sequences: the cells' own equations (lstm_step, rra_step, sru_step), one step after another, masks
+included; and the papers' equations once more, under torch autograd.
 
-What the fast loop must equal.
+What the fast loops must equal.
 """
 
 import numpy as np
+import pytest
 
 from minigrad.layers import RRALSTM
 from minigrad.layers.lstm import lstm_step, lstm_step_backward
 from minigrad.layers.rra import rra_step, rra_step_backward
+from minigrad.layers.sru import sru_step, sru_step_backward
 
 
 def step_functions(layer):
@@ -59,3 +62,160 @@ def plain_backward(layer, dy, dstate, mask, caches):
         dxs.insert(0, choose(real, dx, 0))
         totals = weights if totals is None else [a + b for a, b in zip(totals, weights)]
     return np.stack(dxs, axis=1), (dfirst, dc), list(totals)
+
+
+# ---- SRU: its own step (sru_step), one after another ------------------------------------------------------
+
+def plain_sru_forward(layer, x, c, mask, m):
+    """(y, c), caches: a loop over time with the mask in every step; m is the dropout mask (B, h) or None."""
+    W = layer.W.value if layer.projection is None else layer.W_o.value
+    rest = [p.value for p in (layer.v_f, layer.v_r, layer.b_f, layer.b_r)]
+    ys, caches = [], []
+    for t in range(x.shape[1]):
+        real = mask[:, t]
+        x_t = np.where(real[:, None], x[:, t], 0)
+        n = x_t if layer.projection is None else x_t @ layer.W_q.value
+        (h, new_c), cache = sru_step(n @ W, x_t, c, *rest, layer.scale, layer.activation, m)
+        c = choose(real, new_c, c)
+        ys.append(choose(real, h, 0))
+        caches.append((x_t, n, cache))
+    return (np.stack(ys, axis=1), c), caches
+
+
+def plain_sru_backward(layer, dy, dc, mask, caches):
+    """dx, dc0, {name: gradient}: the steps' own backward, last step first."""
+    weight, dxs = layer.W if layer.projection is None else layer.W_o, []
+    total = {name: np.zeros_like(p.value) for name, p in layer.named_parameters()}
+    for t in reversed(range(dy.shape[1])):
+        real, (x_t, n, cache) = mask[:, t], caches[t]
+        (du, dx, dold), sums = sru_step_backward(
+            choose(real, dy[:, t], 0), choose(real, dc, 0), cache, layer.v_f.value, layer.v_r.value, layer.scale)
+        dc = choose(real, dold, dc)
+        for name, gradient in zip(("v_f", "v_r", "b_f", "b_r", weight.name), (*sums, n.T @ du)):
+            total[name] += gradient
+        dn = du @ weight.value.T
+        if layer.projection is not None:
+            total["W_q"] += x_t.T @ dn
+            dn = dn @ layer.W_q.value.T
+        dxs.insert(0, choose(real, dn + dx if dx.shape == dn.shape else dn, 0))
+    return np.stack(dxs, axis=1), dc, total
+
+
+# ---- the papers' equations under torch autograd -----------------------------------------------------------
+# Written from the formulas; the attention one sample at a time, on its real steps only, so that no mask is in it.
+
+def pytorch():
+    """torch, on one thread as BLAS is (conftest.py); skips the test where it is not installed."""
+    torch = pytest.importorskip("torch", reason="PyTorch is a test oracle only; pip install torch to run these")
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+    return torch
+
+
+def tensor(array):
+    """A float64 leaf with a gradient."""
+    torch = pytorch()
+    return torch.tensor(array, dtype=torch.float64, requires_grad=True)
+
+
+def tensors(layer):
+    """{name: leaf} of a layer's parameters."""
+    return {name: tensor(p.value) for name, p in layer.named_parameters()}
+
+
+def gradient(leaf):
+    """A leaf's gradient as an array; zeros where it had no part in the loss."""
+    return np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy()
+
+
+def torch_backward(outputs, upstreams):
+    """Backward of sum <output, upstream>; an upstream of None is left out."""
+    torch = pytorch()
+    sum((out * torch.tensor(d)).sum() for out, d in zip(outputs, upstreams) if d is not None).backward()
+
+
+def torch_attention(q, k, v, allowed, scale=None, drop=None):
+    """softmax(scale q k^T) v over the keys that are allowed (boolean, broadcast to (..., L, M)); 0 where none is."""
+    torch = pytorch()
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    allowed = torch.tensor(np.array(allowed))
+    P = torch.softmax(torch.where(allowed, scale * q @ k.transpose(-1, -2), -1e30), -1) * allowed
+    return (P if drop is None else P * torch.tensor(drop)) @ v
+
+
+def allowed_keys(L, M, causal=False, window=None):
+    """(L, M) boolean: whether query i, at position i + M - L, may see key j; one pair at a time."""
+    def may(i, j):
+        position = i + M - L
+        return not causal or (j <= position and (window is None or j > position - window))
+    return np.array([[may(i, j) for j in range(M)] for i in range(L)], bool).reshape(L, M)
+
+
+def torch_norm(x, weights, name, eps=1e-5):
+    mu = x.mean(-1, keepdim=True)
+    variance = ((x - mu) ** 2).mean(-1, keepdim=True)
+    return (x - mu) / (variance + eps).sqrt() * weights[f"{name}.gain"] + weights[f"{name}.bias"]
+
+
+def torch_recurrence(u, x, c, weights, mask, scale, activation, m=None):
+    """y (B, L, h) and the last c of the SRU's equations, from u (B, L, k h); m (B, h), the dropout mask, or None."""
+    torch = pytorch()
+    ys, m = [], torch.ones(c.shape) if m is None else torch.tensor(m)
+    for t, real in enumerate(torch.tensor(mask).T[:, :, None]):
+        u0, u1, u2, *u3 = u[:, t].split(c.shape[1], 1)
+        f = torch.sigmoid(u1 + weights["v_f"] * c + weights["b_f"])
+        r = torch.sigmoid(u2 + weights["v_r"] * c + weights["b_r"])
+        c = torch.where(real, f * c + (1 - f) * u0, c)
+        highway = u3[0] if u3 else scale * x[:, t]
+        ys.append(real * (highway + m * r * ((torch.tanh(c) if activation == "tanh" else c) - highway)))
+    return torch.stack(ys, 1), c
+
+
+def torch_sru(layer, weights, x, c, mask, scale, m=None):
+    """y, c of an SRU."""
+    W = weights["W"] if layer.projection is None else weights["W_q"] @ weights["W_o"]
+    return torch_recurrence(x @ W, x, c, weights, mask, scale, layer.activation, m)
+
+
+def put_back(rows, real):
+    """(L, ...) with the rows where `real` is True and zeros elsewhere."""
+    full = rows.new_zeros((len(real), *rows.shape[1:]))
+    full[real] = rows
+    return full
+
+
+def torch_srupp(layer, weights, x, state, mask, scale=1.0, sees=None, drops=(None, None, None)):
+    """y, c, the next memory, its mask, of SRU++.
+
+    sees    f(n, M, T) -> (T, M+T) boolean, which real positions each step of sample n attends to; default: the layer's
+            causal and window
+    drops   masks of the attention weights (B, heads, T, M+T), of the rows before W_o (B, T, d') and of r (B, h)
+    """
+    torch = pytorch()
+    c, memory, memory_mask = state
+    slots = memory.shape[1] + x.shape[1] if layer.memory is None else layer.memory
+    us, memories, masks = [], [], []
+    for n in range(len(x)):
+        real, drop = torch.tensor(mask[n]), [None if d is None else d[n] for d in drops]
+        rows, past = x[n][real], memory[n][torch.tensor(memory_mask[n])]
+        past = past.detach() if layer.detach_memory else past
+        z = rows if layer.input_norm is None else torch_norm(rows, weights, "input_norm")
+        R, both = z @ weights["W_q"], torch.cat([past, z])
+        if layer.attention:
+            M, T, Q = len(past), len(rows), both @ weights["W_q"]
+            allowed = allowed_keys(T, M + T, layer.causal, layer.window) if sees is None else sees(n, M, T)
+            q, k, v = (array.unflatten(1, (layer.heads, array.shape[1] // layer.heads)).transpose(0, 1)
+                       for array in (Q[M:], Q @ weights["W_k"], Q @ weights["W_v"]))
+            A = torch_attention(q, k, v, allowed, drop=drop[0])
+            R = R + weights["alpha"] * A.transpose(0, 1).reshape(R.shape)
+        N = R if layer.norm is None else torch_norm(R, weights, "norm")
+        N = N if drop[1] is None else N * torch.tensor(drop[1])
+        kept = both[max(0, len(both) - slots):]
+        kept, filled = kept.detach() if layer.detach_memory else kept, torch.arange(slots) >= slots - len(kept)
+        us.append(put_back(N @ weights["W_o"], real))
+        memories.append(put_back(kept, filled))
+        masks.append(filled)
+    y, c = torch_recurrence(torch.stack(us), x, c, weights, mask, scale, layer.activation, drops[2])
+    if layer.output_norm is not None:
+        y = torch.tensor(mask)[:, :, None] * torch_norm(y, weights, "output_norm")
+    return y, c, torch.stack(memories), torch.stack(masks).numpy()

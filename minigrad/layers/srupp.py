@@ -87,7 +87,7 @@ def next_memory(memory, zs, packing, slots):
     """
     xp, (T, B, d), M = array_module(zs), zs.shape, memory.z.shape[1]
     slots = M + T if slots is None else slots
-    if packing is None:                                                      # every sample takes the same rows
+    if packing is None or not T:                                             # every sample takes the same rows
         kept, new = min(max(slots - T, 0), M), min(slots, T)
         z, mask = zeros((B, slots, d), zs.dtype, xp), xp.zeros((B, slots), bool)
         z[:, slots - new - kept:slots - new] = memory.z[:, M - kept:]
@@ -145,9 +145,11 @@ class KeysAndValues:
         after.__dict__.update(self.__dict__)
         capacity = self.store[0].shape[2]
         oldest = self.first if self.window is None else max(self.first, self.last + 1 - self.window)
-        if self.last == capacity or self.taken[0] != self.last:              # full, or another view went on from here
+        dtype = array_module(key).result_type(key.dtype, self.store[0].dtype)
+        full = self.last == capacity or dtype != self.store[0].dtype
+        if full or self.taken[0] != self.last:                               # or another view went on from here
             n = self.last - oldest
-            after.store = [self._grown(array, oldest, n) for array in self.store]
+            after.store = [self._grown(array, oldest, n, dtype) for array in self.store]
             after.taken, after.last, after.first = [n], n, 0
             after.masked = max(0, self.masked - oldest)
             after.mask = self.mask[:, oldest:self.masked] if self.mask is not None and after.masked else None
@@ -160,9 +162,9 @@ class KeysAndValues:
         return after
 
     @staticmethod
-    def _grown(array, oldest, n):
+    def _grown(array, oldest, n, dtype):
         B, heads, _, e = array.shape
-        grown = array_module(array).empty((B, heads, max(16, 2 * n), e), array.dtype)
+        grown = array_module(array).empty((B, heads, max(16, 2 * n), e), dtype)
         grown[:, :, :n] = array[:, :, oldest:oldest + n]
         return grown
 
@@ -331,7 +333,7 @@ class SRUpp(Recurrent):
                 dmemory0 += dkept
                 dzs += dnew.transpose(1, 0, 2)
             dmemory0 = memory.spread(dmemory0)
-        elif not self.attention:
+        elif not self.detach_memory:
             dmemory0 = array_module(dzs).zeros_like(memory.z)                # it was not looked at
         dxs = dzs if self.input_norm is None else self.input_norm.backward(dzs, input_cache)
         if dx is not None:
@@ -412,7 +414,7 @@ class SRUpp(Recurrent):
         return (xp.zeros((batch, len(self.v_f.value)), W_q.dtype),
                 xp.zeros((batch, slots, W_q.shape[0]), W_q.dtype), xp.zeros((batch, slots), bool))
 
-    def _split_state(self, state, x):
+    def _split_state(self, state, x=None):
         """c or None, and (memory, memory_mask) or None. Raises ValueError or TypeError for a wrong state."""
         if state is None:
             return None, None
@@ -420,7 +422,10 @@ class SRUpp(Recurrent):
             came = f"{len(state)} entries" if isinstance(state, tuple | list) else type(state).__name__
             raise ValueError(f"SRUpp: state is {came}; expected a tuple (c, memory, memory_mask)")
         c, memory, memory_mask = state
-        B, d = x.shape[0], self.W_q.value.shape[0]
+        for name, array in (("c", c), ("memory", memory), ("memory_mask", memory_mask)):
+            if not hasattr(array, "dtype"):
+                raise TypeError(f"SRUpp: state's {name} is {array!r}; expected an array")
+        B, d = len(c if x is None else x), self.W_q.value.shape[0]
         array_module(x=x, c=c, memory=memory, memory_mask=memory_mask)
         check_shape("SRUpp", "state's c", c, (B, len(self.v_f.value)))
         check_rank_and_width("SRUpp", "state's memory", memory, 3, d)
@@ -456,7 +461,7 @@ class SRUpp(Recurrent):
         """(c, KeysAndValues of the memory) for `step`; (None, None) at the beginning."""
         if state is None:
             return None, None
-        c, memory = self._split_state(state, state[0])
+        c, memory = self._split_state(state)
         if not self.attention or not memory[0].shape[1]:
             return c, None
         memory = Memory.of(*memory)
@@ -475,6 +480,8 @@ class SRUpp(Recurrent):
             raise TypeError("SRUpp: causal is False; a sequence can be read step by step only if it is True")
         check_rank_and_width("SRUpp", "x", x, 2, self.W_q.value.shape[0])
         c, seen = (None, None) if stepping is None else stepping
+        if c is not None and len(c) != len(x):
+            raise ValueError(f"SRUpp: x has shape {x.shape}; expected a batch of {len(c)}, as in the steps before")
         z = x if self.input_norm is None else self.input_norm(x)
         Q = R = z @ self.W_q.value                                           # (B, d')
         if self.attention:
