@@ -15,7 +15,9 @@ LAYERS = ("sru", "sru-proj", "srupp", "lstm")      # sru-proj: SRU++ without its
 class LanguageModel(Layer):
     """The logits of each next symbol: y = layers(embedding(ids)) W + b, with dropout before the layers and after them.
 
-    embedding   Embedding(vocab, d)
+    embedding   Embedding(vocab, d), entries of variance 1. (The code of SRU++ has 1/d. Then the first keys and queries
+                are so small that attention is uniform, and the highway's x' is next to nothing beside c: at our budgets
+                every variant learns more slowly; docs/results/char_lm.md.)
     layers      a Stack of recurrent layers, the first one's input and the last one's output d wide
     output      Linear(d, vocab); W starts as U(-sqrt(3/d), sqrt(3/d)), b as zero, as in the code of SRU++
 
@@ -29,7 +31,7 @@ class LanguageModel(Layer):
 
     def __init__(self, vocab, d, layers, dropout=0.0, *, rng=None, dtype=None):
         rng = generator(rng)
-        self.embedding = Embedding(vocab, d, rng=rng, dtype=dtype)
+        self.embedding = Embedding(vocab, d, sigma=1.0, rng=rng, dtype=dtype)
         self.layers = Stack(*layers)
         self.output = Linear(d, vocab, rng=rng, dtype=dtype)
         a = float(np.sqrt(3 / d))

@@ -1,20 +1,25 @@
 """How fast the recurrent layers are: minigrad beside PyTorch and JAX, and beside the matrix products alone.
 
-    python tasks/bench.py                        the table of the README, some minutes on 2 cores
+    python tasks/bench.py                        the tables of the README, some minutes on 2 cores
     python tasks/bench.py --json bench.json --out bench.png
     python tasks/bench.py --quick                small sizes, some seconds: does everything run and agree?
+    python tasks/bench.py --only srupp           one layer of rra, lstm, srupp, with all that is measured of it
+    python tasks/bench.py --rows-only            the layers beside their peers, without the tables of cost
     python tasks/bench.py -S 400 --hidden 256    another size (targets are judged at the default size only)
 
 Forward + backward in float32, with the gradients of x and of all parameters, all sides in this one process: RRALSTM
-against the same equations in PyTorch eager and in jax.jit(lax.scan), LSTM against torch.nn.LSTM. A peer that is not
-installed is left out, with a line that says so. Before anything is timed, every peer must give minigrad's outputs and
-gradients (over the first 100 steps); one that does not gets no figure, and the exit status is 1.
+against the same equations in PyTorch eager and in jax.jit(lax.scan), LSTM against torch.nn.LSTM, SRUpp against the same
+equations in PyTorch eager and the official module (pip install sru==3.0.0.dev6; it compiles C++ when it is imported). A
+peer that is not installed is left out, with a line that says so. Before anything is timed, every peer must give
+minigrad's outputs and gradients (RRALSTM and LSTM: over the first 100 steps); one that does not gets no figure, and the
+exit status is 1.
 
 Each side runs in alternating blocks with a pause before, at 1 and at 2 BLAS threads, and counts with its minimum over
 at least 15 calls; a ratio is judged "unsteady" when the median of either side exceeds twice its minimum: measure
 again on a quieter machine. The floor is the layer's matrix products alone.
 
-Expect: the table, the floor's parts, bytes a step and unit, cost over S, B and K; with --json all of it as one file.
+Expect: the table, the floor's parts, bytes a step and unit, cost over S, B and K and, for SRU and SRU++, over L; what a
+byte costs an SRU++ model at the beginning and at the end of a text; with --json all of it as one file.
 """
 
 import os
@@ -28,28 +33,38 @@ set_blas_threads(max(THREADS))     # NumPy's BLAS can be limited later, not exte
 import argparse  # noqa: E402
 import json  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Any, NamedTuple  # noqa: E402
 
 import numpy as np  # noqa: E402, F401 - before tasks.common
 
 # isort: split
 from minigrad.backend import resolve_device  # noqa: E402
 from minigrad.checkpoint import write_atomically  # noqa: E402
-from tasks import bench_measure, bench_peers  # noqa: E402
+from tasks import bench_measure, bench_peers, bench_report, bench_srupp, bench_srupp_peers  # noqa: E402
 from tasks.common import OneLineParser, run, whole  # noqa: E402
-from tasks.figures import COLOURS, new_figure, save  # noqa: E402
 from tasks.run_folder import UsageError, environment  # noqa: E402
 
-FULL = {"batch_size": 50, "length": 100, "hidden": 128, "window": 10, "repeats": 15, "pause": 0.25, "cost_repeats": 5,
-        "over_S": [100, 200, 400, 800, 1600, 3200], "over_B": [10, 20, 40, 80, 160], "over_K": [5, 10, 20, 40, 80]}
-QUICK = {"batch_size": 4, "length": 12, "hidden": 16, "window": 3, "repeats": 3, "pause": 0.01, "cost_repeats": 3,
-         "over_S": [10, 20, 40], "over_B": [2, 4, 8], "over_K": [2, 4, 8]}
+PARTS = ("rra", "lstm", "srupp")
+FULL = {"only": PARTS, "repeats": 15, "pause": 0.25, "cost_repeats": 5,
+        "batch_size": 50, "length": 100, "hidden": 128, "window": 10, "srupp_size": (128, 8, 256, 64),
+        "over_S": [100, 200, 400, 800, 1600, 3200], "over_B": [10, 20, 40, 80, 160], "over_K": [5, 10, 20, 40, 80],
+        "over_L": [128, 256, 512, 1024, 2048, 4096], "over_L_batch": 2, "srupp_window": 128,
+        "step_bytes": 1000, "step_repeats": 5, "step_layers": 4, "step_window": 64}
+QUICK = {"only": PARTS, "repeats": 3, "pause": 0.01, "cost_repeats": 3,
+         "batch_size": 4, "length": 12, "hidden": 16, "window": 3, "srupp_size": (12, 2, 16, 4),
+         "over_S": [10, 20, 40], "over_B": [2, 4, 8], "over_K": [2, 4, 8],
+         "over_L": [8, 16, 32, 160], "over_L_batch": 2, "srupp_window": 8,
+         "step_bytes": 60, "step_repeats": 2, "step_layers": 2, "step_window": 8}
 D = 2                                                # width of x, as in the adding problem
-CHECKED = 100                                        # steps over which the peers are compared with minigrad, at most
+CHECKED = {"adding": 100, "srupp": 512}              # steps over which the peers are compared with minigrad, at most
 LONG_BATCH = 16                                      # of the table over S, at most
+PEERS = [*bench_peers.PEERS, *bench_srupp_peers.PEERS]
 TARGETS = {                                          # (layer, side): ratio of minigrad to it at most, and the aim
     ("RRALSTM", "PyTorch eager"): (0.55, 0.42), ("RRALSTM", "jax.jit(lax.scan)"): (0.35, None),
-    ("RRALSTM", "floor"): (2.0, None), ("LSTM", "torch.nn.LSTM"): (1.3, 1.1), ("LSTM", "floor"): (1.7, None)}
-TARGET_SIZE = ("batch_size", "length", "hidden", "window")
+    ("RRALSTM", "floor"): (2.0, None), ("LSTM", "torch.nn.LSTM"): (1.3, 1.1), ("LSTM", "floor"): (1.7, None),
+    ("SRUpp", "PyTorch eager"): (0.55, 0.45), ("SRUpp", "official module"): (0.4, None),
+    ("SRUpp", "floor"): (None, None)}
+TARGET_SIZE = {"adding": ("batch_size", "length", "hidden", "window"), "srupp": ("srupp_size",)}
 
 
 # ---- flags -----------------------------------------------------------------------------------------------
@@ -59,14 +74,19 @@ def parse(argv):
     parser = OneLineParser(prog="python tasks/bench.py", description=__doc__, allow_abbrev=False,
                            formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "gpu", "auto"], default="cpu", help="default cpu")
-    parser.add_argument("--batch-size", type=whole(1), help="default 50")
-    parser.add_argument("-S", "--length", type=whole(2), help="steps of a sequence (default 100)")
-    parser.add_argument("--hidden", type=whole(1), help="units (default 128)")
-    parser.add_argument("-K", "--window", type=whole(1), help="states attended to (default 10)")
+    parser.add_argument("--only", type=parts, metavar="NAMES", help="some of rra,lstm,srupp (default: all of them)")
+    parser.add_argument("--rows-only", action="store_true", help="no tables of cost, nothing step by step")
+    adding = parser.add_argument_group("RRALSTM and LSTM")
+    adding.add_argument("--batch-size", type=whole(1), help="default 50")
+    adding.add_argument("-S", "--length", type=whole(2), help="steps of a sequence (default 100)")
+    adding.add_argument("--hidden", type=whole(1), help="units (default 128)")
+    adding.add_argument("-K", "--window", type=whole(1), help="states attended to (default 10)")
+    parser.add_argument("--srupp-size", type=srupp_size, metavar="L,B,D,P",
+                        help="SRU++: steps, batch, width d = h, projection d' (default 128,8,256,64)")
     parser.add_argument("--repeats", type=whole(1), help="calls a side, at least (default 15)")
     parser.add_argument("--quick", action="store_true", help="small sizes and few repeats")
     parser.add_argument("--json", metavar="FILE", help="write everything there too")
-    parser.add_argument("--out", metavar="FILE", help="draw the table there, as PNG")
+    parser.add_argument("--out", metavar="FILE", help="draw the table there, as PNG, and cost over L beside it")
     given = {key: value for key, value in vars(parser.parse_args(argv)).items() if value is not None}
     for flag in ("json", "out"):
         path = Path(given.get(flag, "."))
@@ -75,40 +95,104 @@ def parse(argv):
     return {"json": None, "out": None, **(QUICK if given["quick"] else FULL), **given}
 
 
+def parts(text):
+    """An argparse type: names among rra, lstm, srupp with commas between them."""
+    names = text.replace(" ", "").split(",")
+    if not set(names) <= set(PARTS):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected names among {', '.join(PARTS)}")
+    return tuple(name for name in PARTS if name in names)
+
+
+def srupp_size(text):
+    """An argparse type: L,B,D,P."""
+    words = text.replace(" ", "").split(",")
+    if len(words) != 4 or not all(word.isdecimal() and int(word) > 0 for word in words) or int(words[0]) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected four whole numbers L,B,D,P, L at least 2")
+    return tuple(map(int, words))
+
+
 # ---- what is measured ------------------------------------------------------------------------------------
+
+class Family(NamedTuple):
+    """Layers that are measured at one size and have one floor."""
+
+    name: str               # adding or srupp
+    size: str               # in words
+    layers: list
+    x: Any
+    dy: Any
+    products: dict          # of the floor: {name: function}
+
+
+def families(settings):
+    """The families that --only asks for."""
+    B, S, h, K = (settings[name] for name in TARGET_SIZE["adding"])
+    L, batch, d, p = settings["srupp_size"]
+    recurrent = [name for part, name in (("rra", "RRALSTM"), ("lstm", "LSTM")) if part in settings["only"]]
+    asked_for = []
+    if recurrent:
+        asked_for.append(Family(
+            "adding", f"B={B} S={S} d={D} h={h} K={K}", [bench_measure.make_layer(name, D, h, K) for name in recurrent],
+            *bench_measure.upstream_and_input(B, S, D, h), bench_measure.floor_products(B, S, D, h)))
+    if "srupp" in settings["only"]:
+        asked_for.append(Family(
+            "srupp", f"L={L} B={batch} d=h={d} d'={p}", [bench_srupp.make_srupp(d, p)],
+            *bench_srupp.upstream_and_input(L, batch, d), bench_srupp.floor_products(L, batch, d, p)))
+    return asked_for
+
 
 def measure_all(settings):
     """The whole report, as one JSON-able dict."""
-    B, S, h, K = (settings[name] for name in TARGET_SIZE)
     threads, limit, note = bench_measure.blas_threads(THREADS)
-    notes = [note] if note else []
-    x, dy = bench_measure.upstream_and_input(B, S, D, h)
-    layers = [bench_measure.make_layer(name, D, h, K) for name in ("RRALSTM", "LSTM")]
-    memory = {type(layer).__name__: bench_measure.bytes_per_step(layer, x, dy) for layer in layers}
-    ours = {type(layer).__name__: bench_measure.our_side(layer, x, dy, threads, limit) for layer in layers}
-    peers, peer_notes = bench_peers.peers(*layers, x, dy, THREADS)
-    peers, differing = agreeing(layers, x, dy, peers)
-    sides = [*ours.values(), *peers]
-    timings = bench_measure.measure(sides, settings["repeats"], settings["pause"])
-    parts, floor = bench_measure.measure_floor(B, S, D, h, threads, limit, settings["repeats"], settings["pause"])
-    return {"settings": settings, "environment": environment(), "notes": notes + peer_notes, "differing": differing,
-            "table": table(sides, timings, floor, differs_from_target_size(settings)),
-            "ways": [{"layer": s.layer, "side": s.name, "way": s.way, **t._asdict()} for s, t in zip(sides, timings)],
-            "floor": {"ms": floor.ms, "parts": {name: timing._asdict() for name, timing in parts.items()}},
-            "memory": memory, "cost": costs(settings, threads, limit)}
+    report = {"settings": settings, "environment": environment(), "sizes": {}, "notes": [note] if note else [],
+              "differing": [], "table": [], "ways": [], "floor": {}, "memory": {}, "cost": [], "stepping": None}
+    for family in families(settings):
+        add_rows(report, family, settings, threads, limit)
+    report["notes"] = list(dict.fromkeys(report["notes"]))
+    if settings["rows_only"]:
+        return report
+    if "rra" in settings["only"]:
+        report["cost"] += costs(settings, threads, limit)
+    if "srupp" in settings["only"]:
+        report["cost"] += bench_srupp.costs(settings, threads, limit)
+        report["stepping"] = bench_srupp.stepping(settings, limit(threads[0]))
+    return report
 
 
-def agreeing(layers, x, dy, peers):
+def add_rows(report, family, settings, threads, limit):
+    """Measure a family beside its peers and put it into the report."""
+    layers, x, dy, repeats, pause = family.layers, family.x, family.dy, settings["repeats"], settings["pause"]
+    for layer in layers:
+        report["memory"][type(layer).__name__] = bench_measure.bytes_per_step(layer, x, dy)
+    sides = [bench_measure.our_side(layer, x, dy, threads, limit) for layer in layers]
+    peers, notes = bench_peers.peers(PEERS, layers, x, dy, THREADS)
+    peers, differing = agreeing(family, peers)
+    sides += peers
+    timings = bench_measure.measure(sides, repeats, pause)
+    floor_parts, floor = bench_measure.measure_floor(family.products, threads, limit, repeats, pause)
+    report["sizes"][family.name] = {"size": family.size, "layers": [type(layer).__name__ for layer in layers]}
+    report["notes"] += notes
+    report["differing"] += differing
+    report["table"] += table(layers, sides, timings, floor, differs_from_target_size(settings, family.name))
+    report["ways"] += [{"layer": side.layer, "side": side.name, "way": side.way, **timing._asdict()}
+                       for side, timing in zip(sides, timings)]
+    report["floor"][family.name] = {"ms": floor.ms, "parts": {name: timing._asdict()
+                                                              for name, timing in floor_parts.items()}}
+
+
+def agreeing(family, peers):
     """(the peers that give minigrad's outputs and gradients, a line for each that does not).
 
-    Compared over the first 100 steps: RRALSTM at its first random weights is chaotic, and over some hundred steps the
-    float32 rounding of each side grows until they have little in common (so does each side's distance to float64).
+    RRALSTM and LSTM are compared over the first 100 steps: RRALSTM at its first random weights is chaotic, and over
+    some hundred steps the float32 rounding of each side grows until they have little in common (so does each side's
+    distance to float64).
     """
-    agree, differing, checked, length = [], [], peers, x.shape[1]
-    x, dy = x[:, :CHECKED], dy[:, :CHECKED]
-    if x.shape[1] < length:
-        checked, _ = bench_peers.peers(*layers, x, dy, THREADS)
-    expected = {type(layer).__name__: bench_measure.our_side(layer, x, dy, (), None).result() for layer in layers}
+    agree, differing, checked, steps = [], [], peers, CHECKED[family.name]
+    x, dy = family.x[:, :steps], family.dy[:, :steps]
+    if x.shape[1] < family.x.shape[1]:
+        checked, _ = bench_peers.peers(PEERS, family.layers, x, dy, THREADS)
+    ours = [bench_measure.our_side(layer, x, dy, (), None) for layer in family.layers]
+    expected = {side.layer: side.result() for side in ours}
     for side, check in zip(peers, checked):
         name, distance = bench_peers.difference(expected[side.layer], check.result())
         if distance <= bench_peers.TOLERANCE:
@@ -120,17 +204,17 @@ def agreeing(layers, x, dy, peers):
     return agree, differing
 
 
-def differs_from_target_size(settings):
-    """Why the targets do not apply, or None."""
-    if any(settings[name] != FULL[name] for name in TARGET_SIZE):
+def differs_from_target_size(settings, family):
+    """Why a family's targets do not apply, or None."""
+    if any(settings[name] != FULL[name] for name in TARGET_SIZE[family]):
         return "another size"
     return f"under {FULL['repeats']} calls" if settings["repeats"] < FULL["repeats"] else None
 
 
-def table(sides, timings, floor, not_judged):
+def table(layers, sides, timings, floor, not_judged):
     """Rows: minigrad's layer, its peers each at its fastest way, the floor; ratios are minigrad's time to theirs."""
     rows = []
-    for layer in ("RRALSTM", "LSTM"):
+    for layer in (type(layer).__name__ for layer in layers):
         ways = [(side, timing) for side, timing in zip(sides, timings) if side.layer == layer]
         (_, ours), *_ = ways
         best = {}
@@ -146,7 +230,9 @@ def table(sides, timings, floor, not_judged):
 def judge(layer, name, ours, theirs, not_judged):
     """The ratio of minigrad's time to another's, its target, and the verdict."""
     ratio, (at_most, aim) = ours.ms / theirs.ms, TARGETS[layer, name]
-    if not_judged:
+    if at_most is None:
+        verdict = "no target"
+    elif not_judged:
         verdict = f"not judged ({not_judged})"
     elif not (ours.steady and theirs.steady):
         verdict = "unsteady"
@@ -160,59 +246,13 @@ def costs(settings, threads, limit):
     sizes = {"S": settings["length"], "B": settings["batch_size"], "d": D, "h": settings["hidden"],
              "K": settings["window"]}
     over_S = {**sizes, "B": min(sizes["B"], LONG_BATCH)}
-    return [bench_measure.measure_cost(axis, settings[f"over_{axis}"], fixed, threads, limit,
+
+    def make(size):
+        B, S, d, h, K = (size[name] for name in ("B", "S", "d", "h", "K"))
+        return bench_measure.make_layer("RRALSTM", d, h, K), *bench_measure.upstream_and_input(B, S, d, h)
+    return [bench_measure.measure_cost("RRALSTM", axis, settings[f"over_{axis}"], fixed, make, threads, limit,
                                        settings["cost_repeats"], settings["pause"] / 5)
             for axis, fixed in [("S", over_S), ("B", sizes), ("K", sizes)]]
-
-
-# ---- what is shown ---------------------------------------------------------------------------------------
-
-def text_of(report):
-    """The report as lines of text."""
-    settings = report["settings"]
-    lines = ["B={batch_size} S={length} d={d} h={hidden} K={window}, float32, forward + backward, best of at least "
-             "{repeats} calls".format(d=D, **settings), *report["notes"], *report["differing"], "",
-             f"{'':60}{'ms':>9}  {'threads':8}{'ratio':>6}{'at most':>9}{'aim':>6}  verdict"]
-    for row in report["table"]:
-        name = row["side"] + (f" ({row['way']})" if row["way"] else "")
-        line = f"{row['layer']:10}{name:50}{row['ms']:9.2f}  {row['threads']!s:8}"
-        if "ratio" in row:
-            line += f"{row['ratio']:6.2f}{row['at_most']:9.2f}{row['aim'] or '':>6}  {row['verdict']}"
-        lines.append(line.rstrip())
-    parts = ", ".join(f"{name} {part['ms']:.2f}" for name, part in report["floor"]["parts"].items())
-    lines += ["", f"floor: {report['floor']['ms']:.2f} ms = {parts}", ""]
-    for layer, memory in report["memory"].items():
-        lines.append(f"{layer}: bytes a step, sample and unit: cache {memory['cache_bytes']:.1f}, "
-                     f"peak of forward + backward {memory['peak_bytes']:.1f}")
-    for cost in report["cost"]:
-        lines += cost_lines(cost)
-    return "\n".join(lines)
-
-
-def cost_lines(cost):
-    """One table of cost against size."""
-    axis, fixed = cost["axis"], " ".join(f"{name}={size}" for name, size in cost["fixed"].items())
-    lines = ["", f"RRALSTM over {axis} ({fixed}, one thread)",
-             f"{axis:>7}{'ms':>11}{'us a step':>12}{'bytes a step, sample and unit: cache':>40}{'peak':>9}"]
-    lines += [f"{row[axis]:7}{row['ms']:11.2f}{row['us_per_step']:12.1f}{row['cache_bytes']:40.1f}"
-              f"{row['peak_bytes']:9.1f}" for row in cost["rows"]]
-    return [*lines, f"line {cost['start_ms']:.3g} ms + {cost['slope_ms']:.3g} ms x {axis}: farthest point off by "
-            f"{100 * cost['farthest']:.0f} %: {'linear' if cost['linear'] else 'NOT linear'} "
-            f"(at most {100 * bench_measure.STRAIGHT:.0f} %)"]
-
-
-def draw(report, path):
-    """A bar a row of the table, in the colour of its layer."""
-    rows = report["table"][::-1]
-    figure, axes = new_figure(8.0, 3.6)
-    colours = dict(zip(("RRALSTM", "LSTM"), COLOURS))
-    bars = axes.barh([f"{row['layer']}, {row['side']}" for row in rows], [row["ms"] for row in rows],
-                     color=[colours[row["layer"]] for row in rows])
-    axes.margins(x=0.1)
-    axes.bar_label(bars, [f"{row['ms']:.1f}" for row in rows], padding=3, fontsize=8)
-    axes.set(xlabel="ms, forward + backward", title="B={batch_size}, S={length}, h={hidden}, K={window}".format(
-        **report["settings"]))
-    save(figure, path)
 
 
 def main(argv):
@@ -220,12 +260,12 @@ def main(argv):
     if resolve_device(settings["device"]) == "gpu":
         raise UsageError("bench measures on the CPU only, so far; use --device cpu")
     report = measure_all(settings)
-    print(text_of(report))
+    print(bench_report.text_of(report))
     try:
         if settings["json"]:
             write_atomically(settings["json"], (json.dumps(report, indent=1) + "\n").encode("utf-8"))
         if settings["out"]:
-            draw(report, settings["out"])
+            bench_report.draw(report, settings["out"])
     except OSError as error:
         raise UsageError(f"the report cannot be written ({error})") from error
     if report["differing"]:

@@ -27,7 +27,7 @@ STRAIGHT = 0.2                     # the farthest a point may lie from the strai
 class Side(NamedTuple):
     """Something to be timed."""
 
-    layer: str              # RRALSTM or LSTM
+    layer: str              # RRALSTM, LSTM or SRUpp
     name: str               # minigrad, PyTorch eager, ...
     way: str                # which of several ways to write it; "" where there is one
     call: Callable          # one forward + backward
@@ -134,9 +134,8 @@ def floor_products(B, S, d, h):
             "dx": lambda: [flat_dz[gate] @ W[:, gate * h:(gate + 1) * h].T for gate in range(4)]}
 
 
-def measure_floor(B, S, d, h, threads, limit, repeats, pause):
-    """({product: Timing}, their sum as a Timing): each product at its best thread count."""
-    products = floor_products(B, S, d, h)
+def measure_floor(products, threads, limit, repeats, pause):
+    """({product: Timing}, their sum as a Timing) of {name: function}: each at its best thread count."""
     sides = [Side("", "floor", name, call, call, threads, limit) for name, call in products.items()]
     timings = dict(zip(products, measure(sides, repeats, pause)))
     total = Timing(sum(t.ms for t in timings.values()), sum(t.median_ms for t in timings.values()), "best")
@@ -159,35 +158,50 @@ def bytes_per_step(layer, x, dy):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    arrays = {id(leaf): leaf.nbytes for _, leaf in tree_leaves(cache)}
-    return {"cache_bytes": sum(arrays.values()) / units, "peak_bytes": peak / units}
+    return {"cache_bytes": bytes_of(leaf for _, leaf in tree_leaves(cache)) / units, "peak_bytes": peak / units}
+
+
+def bytes_of(leaves):
+    """Bytes of the arrays among the leaves, memory that several of them see counted once."""
+    total, counted_to = 0, 0
+    for first, last in sorted(np.lib.array_utils.byte_bounds(leaf) for leaf in leaves if isinstance(leaf, np.ndarray)):
+        total += max(0, last - max(first, counted_to))
+        counted_to = max(counted_to, last)
+    return total
 
 
 # ---- cost against size -----------------------------------------------------------------------------------
 
-def measure_cost(axis, values, sizes, threads, limit, repeats, pause):
-    """RRALSTM's cost over one of S, B, K, the other sizes as given: {"rows": [...], and how straight it is}."""
+def measure_cost(name, axis, values, sizes, make, threads, limit, repeats, pause):
+    """A layer's cost over one of its sizes, the others as given: {"rows": [...], and how straight it is}.
+
+    make(size) -> layer, x, dy; each row has the milliseconds and the bytes of a forward and backward, at one thread.
+    """
     rows, sides = [], []
     for value in values:
-        size = {**sizes, axis: value}
-        x, dy = upstream_and_input(size["B"], size["S"], size["d"], size["h"])
-        layer = make_layer("RRALSTM", size["d"], size["h"], size["K"])
-        rows.append({axis: value, "steps": size["S"], **bytes_per_step(layer, x, dy)})
+        layer, x, dy = make({**sizes, axis: value})
+        rows.append({axis: value, "steps": x.shape[1], **bytes_per_step(layer, x, dy)})
         sides.append(our_side(layer, x, dy, threads[:1], limit))
     for row, timing in zip(rows, measure(sides, repeats, pause)):
         row.update(ms=timing.ms, us_per_step=1e3 * timing.ms / row.pop("steps"))
     fixed = {name: size for name, size in sizes.items() if name != axis}
-    return {"axis": axis, "fixed": fixed, "rows": rows, **straightness(values, [row["ms"] for row in rows])}
+    return {"layer": name, "axis": axis, "fixed": fixed, "rows": rows,
+            **straightness(values, [row["ms"] for row in rows])}
 
 
 def straightness(values, ms):
-    """How well ms = start + slope * value holds: the line, its farthest point (relative), and whether that is linear.
+    """How well ms = start + slope * value holds: the line, its farthest point (relative), whether that is linear."""
+    (start, slope), farthest = fit(values, ms, 1)
+    return {"start_ms": start, "slope_ms": slope, "farthest": farthest, "linear": farthest <= STRAIGHT}
 
-    The line is fitted to relative distances, so that the smallest sizes count as much as the largest.
+
+def fit(values, ms, degree):
+    """(coefficients of value^0, value^1, ..., the distance of the farthest point, relative) of ms as a polynomial.
+
+    It is fitted to relative distances, so that the smallest sizes count as much as the largest.
     """
-    ms = np.asarray(ms, dtype=float)
-    line = np.stack([np.ones(len(ms)), np.asarray(values, dtype=float)], axis=1)
-    fit = np.linalg.lstsq(line / ms[:, None], np.ones(len(ms)), rcond=None)[0]
-    farthest = float(abs(line @ fit / ms - 1).max())
-    return {"start_ms": float(fit[0]), "slope_ms": float(fit[1]), "farthest": farthest,
-            "linear": farthest <= STRAIGHT}
+    ms, values = np.asarray(ms, dtype=float), np.asarray(values, dtype=float)
+    powers = values[:, None] ** np.arange(degree + 1) / ms[:, None]
+    scale = abs(powers).max(axis=0)
+    coefficients = np.linalg.lstsq(powers / scale, np.ones(len(ms)), rcond=None)[0] / scale
+    return coefficients.tolist(), float(abs(powers @ coefficients - 1).max())

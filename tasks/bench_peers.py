@@ -1,14 +1,16 @@
-"""What tasks/bench.py measures minigrad against: the same equations in PyTorch and in JAX, written well.
+"""What tasks/bench.py measures RRALSTM and LSTM against: the same equations in PyTorch and in JAX, written well.
 
 A peer computes y and the gradients of x and of every parameter from the same numbers. Where there are several good ways
 to write it, all are measured and the fastest counts. Well written means: the input product of all steps is one product
 before the loop, taken apart by `unbind` (indexing it inside the loop makes autograd's backward quadratic in S); one
-product a step for all gates; one operation for the weighted sum over the window.
+product a step for all gates; one operation for the weighted sum over the window. SRU++: tasks/bench_srupp_peers.py.
 """
 
 import functools
 import importlib
+from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,17 +19,29 @@ from tasks.bench_measure import Side
 TOLERANCE = 3e-4                   # of the largest entry: float32, a hundred steps; found: up to 2e-5
 
 
-def peers(rra, lstm, x, dy, thread_counts):
-    """([Side], [note]): every way of every peer that can be imported; a note says which cannot."""
+class Peer(NamedTuple):
+    """A module that computes what a layer computes."""
+
+    module: str             # "torch", ...
+    layer: str              # the layer's class
+    build: Callable         # build(module, layer, x, dy, thread_counts) -> [Side], one a way to write it
+    load: Callable = importlib.import_module
+
+
+def peers(table, layers, x, dy, thread_counts):
+    """([Side], [note]): every way of every peer in the table of [Peer]; a note says which cannot be imported."""
     sides, notes = [], []
-    for name, build in [("torch", torch_peers), ("jax", jax_peers)]:
-        try:
-            module = importlib.import_module(name)
-        except ImportError as error:
-            notes.append(f"{name} cannot be imported ({error}): its rows are left out")
-            continue
-        sides += build(module, rra, lstm, x, dy, thread_counts)
-        notes.append(f"{name} {module.__version__}")
+    for peer in table:
+        for layer in layers:
+            if type(layer).__name__ != peer.layer:
+                continue
+            try:
+                module = peer.load(peer.module)
+            except ImportError as error:
+                notes.append(f"{peer.module} cannot be imported ({error}): its rows are left out")
+                continue
+            sides += peer.build(module, layer, x, dy, thread_counts)
+            notes.append(f"{peer.module} {module.__version__}")
     return sides, notes
 
 
@@ -123,36 +137,36 @@ TORCH_WAYS = {
     "four blocks, rolled window": (four_blocks, RolledWindow)}
 
 
-def torch_peers(torch, rra, lstm, x, dy, thread_counts):
-    """Every way to write the two layers in PyTorch."""
-    @contextmanager
-    def limit(threads):
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
+def rra_in_torch(torch, rra, x, dy, thread_counts):
+    """Every way to write RRALSTM in PyTorch."""
     sides = []
     for way, (products, windows) in TORCH_WAYS.items():
         function = functools.partial(torch_rra, torch, products, windows, rra.offset)
-        call, result = torch_eager(torch, function, [x, *values_of(rra)], dy)
-        sides.append(Side("RRALSTM", "PyTorch eager", way, call, result, thread_counts, limit))
-    for way, batch_first in [("batch first", True), ("time first", False)]:
-        call, result = torch_lstm(torch, lstm, x, dy, batch_first)
-        sides.append(Side("LSTM", "torch.nn.LSTM", way, call, result, thread_counts, limit))
+        call, result = torch_eager(torch, function, [x, *values_of(rra)], dy, NAMES)
+        sides.append(Side("RRALSTM", "PyTorch eager", way, call, result, thread_counts, torch_limit))
     return sides
 
 
-def torch_eager(torch, function, arrays, dy):
-    """(call, result) of a function of (x, W, U, b, w)."""
+def torch_eager(torch, function, arrays, dy, names):
+    """(call, result) of a function of the arrays: x, W, ...; the result has y and their gradients under these names."""
     inputs, dy = [torch.tensor(array, requires_grad=True) for array in arrays], torch.tensor(dy)
 
     def call():
         y = function(*inputs)
         return y, *torch.autograd.grad(y, inputs, dy)
-    return call, lambda: dict(zip(NAMES, (tensor.detach().numpy() for tensor in call())))
+    return call, lambda: dict(zip(names, (tensor.detach().numpy() for tensor in call())))
+
+
+@contextmanager
+def torch_limit(threads):
+    """A context in which PyTorch has that many threads."""
+    torch = importlib.import_module("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 # ---- torch.nn.LSTM ---------------------------------------------------------------------------------------
@@ -161,6 +175,13 @@ def swap_o_g(array):
     """Gates in the order i, f, o, g (minigrad) to i, f, g, o (PyTorch) along the last axis, and back."""
     i, f, third, fourth = np.split(array, 4, axis=-1)
     return np.concatenate([i, f, fourth, third], axis=-1)
+
+
+def lstm_in_torch(torch, lstm, x, dy, thread_counts):
+    """torch.nn.LSTM in both layouts."""
+    ways = [("batch first", True), ("time first", False)]
+    return [Side("LSTM", "torch.nn.LSTM", way, *torch_lstm(torch, lstm, x, dy, batch_first), thread_counts, torch_limit)
+            for way, batch_first in ways]
 
 
 def torch_lstm(torch, lstm, x, dy, batch_first):
@@ -218,7 +239,7 @@ def jax_rra(jax, offset, pending, unroll, x, W, U, b, w):
 JAX_WAYS = {"window": (False, 1), "pending sums": (True, 1), "pending sums, unrolled by 2": (True, 2)}
 
 
-def jax_peers(jax, rra, lstm, x, dy, thread_counts):
+def rra_in_jax(jax, rra, x, dy, thread_counts):
     """Every way to write RRALSTM in JAX, compiled, on the CPU; XLA's threads cannot be changed once it runs."""
     cpu = jax.devices("cpu")[0]
     arrays = [jax.device_put(array, cpu) for array in (dy, x, *values_of(rra))]
@@ -242,3 +263,7 @@ def jax_jit(jax, function, arrays):
         (_, y), gradients = jax.block_until_ready(compiled(*arrays))
         return y, *gradients
     return call, lambda: dict(zip(NAMES, map(np.asarray, call())))
+
+
+PEERS = [Peer("torch", "RRALSTM", rra_in_torch), Peer("jax", "RRALSTM", rra_in_jax),
+         Peer("torch", "LSTM", lstm_in_torch)]

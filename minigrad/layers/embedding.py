@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from minigrad.backend import array_module, on_host, scatter_add
-from minigrad.check import check_count, check_mask, check_rank_and_width, check_shape
+from minigrad.check import check_count, check_mask, check_number, check_rank_and_width, check_shape
 from minigrad.initializers import normal, uniform
 from minigrad.layer import Layer
 from minigrad.parameter import Parameter
@@ -14,7 +14,7 @@ from minigrad.parameter import Parameter
 class Embedding(Layer):
     """y = W[id].
 
-    W (vocab, d)  U(-sqrt(3/d), sqrt(3/d)): variance 1/d, a row has a norm of about 1
+    W (vocab, d)  U(-a, a), a = sigma sqrt(3): sigma is its standard deviation; default 1 / sqrt(d), a row's norm about 1
     padding_id    an id whose row is zero at the start and whose gradient is always zero, so that it stays so
 
     ids (...) integer -> y (..., d). mask (...) boolean: at a masked position y is 0, whatever id stands there.
@@ -24,10 +24,12 @@ class Embedding(Layer):
     Raises TypeError for ids that are not integers, ValueError (on the CPU) for an id outside 0 ... vocab-1.
     """
 
-    def __init__(self, vocab, d, padding_id=None, *, rng=None, dtype=None):
+    def __init__(self, vocab, d, padding_id=None, *, sigma=None, rng=None, dtype=None):
         check_count("Embedding", "vocab", vocab)
         check_count("Embedding", "d", d)
-        a = math.sqrt(3 / d)
+        sigma = 1 / math.sqrt(d) if sigma is None else sigma
+        check_number("Embedding", "sigma", sigma, 0, open_high=True)
+        a = sigma * math.sqrt(3)
         self.W = Parameter(uniform(rng, (vocab, d), -a, a, dtype), "W")
         self.padding_id = padding_id
         if padding_id is not None:
