@@ -18,7 +18,7 @@ enwik8.zip, there and one folder below; then for a beginning of it (enwik8.first
 there it fetches enwik8.zip.
 
 Defaults: SRU++ of 4 layers, d = 256, d' = 64, 402,000 parameters (for 200 different bytes), batches of 16 x 128 bytes,
-RAdam with learning rate 1e-2, warm-up, cosine to 0 and weight decay 0.1, global norm clipped at 1.
+RAdam with learning rate 6e-3, warm-up, cosine to 0 and weight decay 0.1, global norm clipped at 1.
 
 Expect: 7.6 bits at first (all bytes alike), 3.0 after 500 steps, 2.7 after 1,500, on the first 4.15 MB of enwik8. A run
 folder (runs/char_lm/TIME) with config.json, log.csv, bpc.png, alpha.png (the weight of attention in each layer),
@@ -68,7 +68,7 @@ LABELS = {"sru": "SRU", "sru-proj": "projected SRU", "srupp": "SRU++", "lstm": "
 DEFAULTS = {
     "data": None, "layer": "srupp", "compare": None, "width": 256, "ratio": 4, "layers": 4, "lstm_layers": 2,
     "heads": 1, "unroll": 128, "memory": None, "window": None, "attention_every": 1, "attention_last": None,
-    "highway_bias": -2.0, "dropout": 0.0, "attention_dropout": 0.0, "batch_size": 16, "optimizer": "radam", "lr": 1e-2,
+    "highway_bias": -2.0, "dropout": 0.0, "attention_dropout": 0.0, "batch_size": 16, "optimizer": "radam", "lr": 6e-3,
     "schedule": "cosine", "warmup": None, "clip_norm": 1.0, "eval_every": 250, "valid_bytes": 100_000}
 STEPS = 3000
 LOG_EVERY = 10

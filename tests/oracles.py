@@ -219,3 +219,51 @@ def torch_srupp(layer, weights, x, state, mask, scale=1.0, sees=None, drops=(Non
     if layer.output_norm is not None:
         y = torch.tensor(mask)[:, :, None] * torch_norm(y, weights, "output_norm")
     return y, c, torch.stack(memories), torch.stack(masks).numpy()
+
+
+# ---- torch's own attention and transformer layers, with our weights ----------------------------------------
+
+def torch_heads(weights, query, memory, allowed, heads, drop=None, prefix=""):
+    """Multi-head attention by its formula: `allowed` broadcasts to (B, heads, L, M), as `drop` does."""
+    q, k, v = ((x @ weights[f"{prefix}W_{n}"] + weights[f"{prefix}b_{n}"]).unflatten(2, (heads, -1)).transpose(1, 2)
+               for n, x in (("q", query), ("k", memory), ("v", memory)))
+    A = torch_attention(q, k, v, allowed, drop=drop).transpose(1, 2).flatten(2)
+    return A @ weights[f"{prefix}W_o"] + weights[f"{prefix}b_o"]
+
+
+def in_our_names(module, of):
+    """{our name: of(torch's parameter), turned as ours is} of a torch MultiheadAttention or transformer layer."""
+    if hasattr(module, "in_proj_weight"):
+        W, b = of(module.in_proj_weight).chunk(3), of(module.in_proj_bias).chunk(3)
+        return {**{f"W_{n}": array.T for n, array in zip("qkv", W)}, **{f"b_{n}": array for n, array in zip("qkv", b)},
+                "W_o": of(module.out_proj.weight).T, "b_o": of(module.out_proj.bias)}
+    parts, norms = {"attention": module.self_attn}, {"attention_norm": module.norm1}
+    if hasattr(module, "multihead_attn"):
+        parts["cross_attention"] = module.multihead_attn
+        norms |= {"cross_attention_norm": module.norm2, "feed_forward_norm": module.norm3}
+    else:
+        norms["feed_forward_norm"] = module.norm2
+    found = {f"{part}.{name}": array for part, inner in parts.items()
+             for name, array in in_our_names(inner, of).items()}
+    for n, linear in ((1, module.linear1), (2, module.linear2)):
+        found |= {f"feed_forward.W_{n}": of(linear.weight).T, f"feed_forward.b_{n}": of(linear.bias)}
+    for name, norm in norms.items():
+        found |= {f"{name}.gain": of(norm.weight), f"{name}.bias": of(norm.bias)}
+    return found
+
+
+def with_our_weights(module, layer):
+    """The torch module, in float64, with the layer's values."""
+    module, torch = module.double(), pytorch()
+    theirs = in_our_names(module, lambda p: p.data)
+    ours = dict(layer.named_parameters())
+    assert ours.keys() == theirs.keys()
+    for name, p in ours.items():
+        theirs[name].copy_(torch.tensor(p.value))
+    return module
+
+
+def their_gradients(module, layer):
+    """Torch's gradients in the order of the layer's parameters."""
+    theirs = in_our_names(module, lambda p: p.grad)
+    return [theirs[name].numpy() for name, _ in layer.named_parameters()]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.stats
+from oracles import gradient, pytorch, tensor, torch_backward
 
 from minigrad import functional, gradcheck
 
@@ -50,3 +51,74 @@ def test_sum_normalize_ignores_the_scale():
     dw = functional.sum_normalize.backward(np.array([3.0, -1.0, 2.0]), cache)
     assert abs((w * dw).sum()) < 1e-15
     np.testing.assert_allclose(functional.sum_normalize.forward(-7 * w)[0], functional.sum_normalize.forward(w)[0])
+
+
+# ---- GELU ------------------------------------------------------------------------------------------------
+
+EXTREMES = np.array([-1e4, -30, 0, 30, 1e4])
+
+
+def slope(name, x):
+    function = getattr(functional, name)
+    y, cache = function.forward(x)
+    return function.backward(np.ones_like(y), cache)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+def test_gelu_at_extremes(name, dtype):
+    """x and slope 1 on the right, 0 and slope 0 on the left; nothing overflows on the way."""
+    x = EXTREMES.astype(dtype)
+    with np.errstate(over="raise", divide="raise", invalid="raise"):
+        y, dx = getattr(functional, name).forward(x)[0], slope(name, x)
+    assert y.dtype == dx.dtype == dtype
+    np.testing.assert_array_equal(y, [0, 0, 0, 30, 1e4])
+    np.testing.assert_allclose(dx, [0, 0, 0.5, 1, 1], rtol=0, atol=1e-190)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+def test_gelu_of_single_precision_is_rounded_only(name):
+    x = np.linspace(-9, 9, 400).astype("float32")
+    wide = x.astype("float64")
+    np.testing.assert_allclose(slope(name, x), slope(name, wide), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(
+        getattr(functional, name).forward(x)[0], getattr(functional, name).forward(wide)[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "approximate"), [("gelu", "none"), ("gelu_tanh", "tanh")])
+def test_gelu_equals_torchs(name, approximate):
+    torch = pytorch()
+    x = np.concatenate([np.linspace(-9, 9, 400), EXTREMES])
+    leaf, dy = tensor(x), np.random.default_rng(0).standard_normal(x.shape)
+    expected = torch.nn.functional.gelu(leaf, approximate=approximate)
+    torch_backward([expected], [dy])
+    y, cache = getattr(functional, name).forward(x)
+    np.testing.assert_allclose(y, expected.detach().numpy(), rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(
+        getattr(functional, name).backward(dy, cache), gradient(leaf), rtol=1e-13, atol=1e-13)
+
+
+def test_the_slope_of_gelu_is_its_own():
+    x = np.linspace(-9, 9, 400)
+    np.testing.assert_allclose(
+        slope("gelu", x), scipy.stats.norm.cdf(x) + x * scipy.stats.norm.pdf(x), rtol=0, atol=1e-15)
+
+
+def test_the_slope_of_gelu_tanh_is_its_own_and_not_that_of_gelu():
+    """Its formula's derivative by a complex step, exact to rounding."""
+    x = np.linspace(-9, 9, 400)
+    np.testing.assert_allclose(slope("gelu_tanh", x), FUNCTIONS["gelu_tanh"](x + 1e-30j).imag / 1e-30, rtol=0,
+                               atol=1e-14)
+    assert np.abs(slope("gelu_tanh", x) - slope("gelu", x)).max() == pytest.approx(1e-3, rel=0.5)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+def test_gelu_writes_neither_its_input_nor_its_cache(name):
+    x = np.linspace(-2, 2, 9)
+    before = x.copy()
+    y, cache = getattr(functional, name).forward(x)
+    held = [array.copy() for array in (y, *cache)]
+    dy = np.ones(9)
+    getattr(functional, name).backward(dy, cache)
+    for got, expected in zip((x, dy, y, *cache), (before, np.ones(9), *held)):
+        np.testing.assert_array_equal(got, expected)
