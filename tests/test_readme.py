@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import importlib
 import io
 import re
 import shlex
@@ -77,12 +78,14 @@ def test_the_layer_to_copy_passes_its_check(tmp_path):
     assert (tmp_path / "where.png").exists()
 
 
-def test_the_commands_of_the_tasks_parse():
-    from tasks import adding
-
-    for command in re.findall(r"python tasks/adding\.py((?: --?[\w-]+(?: [\w,.]+)?)*)", README):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("task", ["adding", "char_lm"])
+def test_the_commands_of_the_tasks_parse(task, page):
+    parse = importlib.import_module(f"tasks.{task}").parse
+    pattern = rf"python tasks/{task}\.py((?: --?[\w-]+(?: (?:[\w,./]+|\"[^\"]*\"))?)*)"
+    for command in re.findall(pattern, page.read_text(encoding="utf-8")):
         if "--resume" not in command:
-            adding.parse(shlex.split(command))
+            parse(shlex.split(command))
 
 
 def test_ci_runs_the_readmes_test_command():
