@@ -202,7 +202,9 @@ class softmax_attention:
             dS = matmul(dA_rows, v[..., keys, :].swapaxes(-1, -2))           # dP
             if drop is not None:
                 dS *= drop
-            dS -= (dA_rows * A[..., rows, :]).sum(axis=-1, keepdims=True)
+            # With one key the mean of dP is dP itself, so that dS is 0 bit for bit: two different sums would round.
+            mean = P_rows * dS if dS.shape[-1] == 1 else (dA_rows * A[..., rows, :]).sum(axis=-1, keepdims=True)
+            dS -= mean
             dS *= P_rows
             dq[..., rows, :] = matmul(dS, k[..., keys, :])
             dk[..., keys, :] += matmul(dS.swapaxes(-1, -2), scaled_q[..., rows, :])

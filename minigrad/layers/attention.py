@@ -104,7 +104,7 @@ class MultiHeadAttention(Layer):
         xp = array_module(dy)
         v = _affine(memory, self.W_v, self.b_v)
         dv = _affine_backward(dy.sum(axis=1, keepdims=True), v, self.W_o, self.b_o)
-        return xp.zeros_like(query), _affine_backward(dv, memory, self.W_v, self.b_v)
+        return xp.zeros_like(query, dtype=dv.dtype), _affine_backward(dv, memory, self.W_v, self.b_v)
 
     # ---- shapes ------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from minigrad.parameter import Parameter
 class Embedding(Layer):
     """y = W[id].
 
-    W (vocab, d)  U(-a, a), a = sigma sqrt(3): sigma is its standard deviation; default 1 / sqrt(d), a row's norm about 1
+    W (vocab, d)  U(-a, a), a = sigma sqrt(3), of standard deviation sigma; default 1 / sqrt(d): a row's norm is about 1
     padding_id    an id whose row is zero at the start and whose gradient is always zero, so that it stays so
 
     ids (...) integer -> y (..., d). mask (...) boolean: at a masked position y is 0, whatever id stands there.
@@ -79,7 +79,7 @@ class SinusoidalPositions(Layer):
     def positions(self, L):
         """p (L, d), on the host, in float64."""
         angles = np.arange(L)[:, None] / 10000.0**(np.arange(0, self.d, 2) / self.d)      # (L, d/2 rounded up)
-        return np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(L, -1)[:, :self.d]
+        return np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(L, 2 * angles.shape[1])[:, :self.d]
 
     def forward(self, x, mask=None, rng=None):
         xp = array_module(x=x, mask=mask)

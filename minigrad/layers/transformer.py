@@ -141,14 +141,30 @@ class TransformerEncoderLayer(_Block):
         x, attention_cache = self._residual(
             self._real(x, mask), self.attention_norm, lambda n: self.attention.forward(n, mask=mask, rng=rng), rng)
         y, feed_cache = self._residual(x, self.feed_forward_norm, self.feed_forward.forward, rng)
-        return self._real(y, mask), (attention_cache, feed_cache, mask)
+        return self._real(y, mask), (attention_cache, feed_cache, (mask, y.shape))
 
     def backward(self, dy, cache):
-        attention_cache, feed_cache, mask = cache
+        attention_cache, feed_cache, (mask, shape) = cache
+        check_shape("TransformerEncoderLayer", "dy", dy, shape)
         dx = self._residual_backward(
             self._real(dy, mask), self.feed_forward_norm, self.feed_forward.backward, feed_cache)
         return self._real(self._residual_backward(
             dx, self.attention_norm, self.attention.backward, attention_cache), mask)
+
+
+def _shareable(shared, **wanted):
+    """`shared`, which must be an encoder layer with these settings."""
+    if not isinstance(shared, TransformerEncoderLayer):
+        raise TypeError(f"TransformerDecoderLayer: shared is a {type(shared).__name__}; expected a "
+                        "TransformerEncoderLayer")
+    d, d_hidden = shared.feed_forward.W_1.value.shape
+    settings = {"d": d, "heads": shared.attention.heads, "d_hidden": d_hidden, "norm": shared.norm,
+                "activation": shared.feed_forward.activation}
+    for name, value in wanted.items():
+        if settings[name] != value:
+            raise ValueError(f"TransformerDecoderLayer: shared has {name} {settings[name]!r} and {name} is {value!r}; "
+                             "expected the same, for it is the shared layer's")
+    return shared
 
 
 class _DecoderCache(NamedTuple):
@@ -156,7 +172,7 @@ class _DecoderCache(NamedTuple):
     cross: Any
     feed: Any
     mask: Any
-    memory: tuple       # shape
+    shape: tuple        # of y
 
 
 class TransformerDecoderLayer(_Block):
@@ -177,8 +193,12 @@ class TransformerDecoderLayer(_Block):
                  cross_dropout=0.0, shared=None, rng=None, dtype=None):
         rng = generator(rng)
         self._setting(norm, dropout)
-        own = shared or TransformerEncoderLayer(
-            d, heads, d_hidden, norm, activation, attention_dropout=attention_dropout, rng=rng, dtype=dtype)
+        if shared is None:
+            own = TransformerEncoderLayer(
+                d, heads, d_hidden, norm, activation, attention_dropout=attention_dropout, rng=rng, dtype=dtype)
+        else:
+            own = _shareable(shared, d=d, heads=heads, d_hidden=d_hidden, norm=norm, activation=activation)
+            dtype = dtype or own.attention.W_q.value.dtype
         self.attention, self.attention_norm = own.attention, own.attention_norm
         self.cross_attention = MultiHeadAttention(d, heads, dropout=cross_dropout, rng=rng, dtype=dtype)
         self.cross_attention_norm = LayerNorm(d, dtype=dtype)
@@ -187,6 +207,11 @@ class TransformerDecoderLayer(_Block):
     def forward(self, x, memory, mask=None, memory_mask=None, rng=None):
         array_module(x=x, memory=memory, mask=mask, memory_mask=memory_mask, W_q=self.attention.W_q.value)
         self._check_input(x, mask)
+        if memory is None:
+            raise TypeError("TransformerDecoderLayer: memory is None; expected an array, (batch, length, d)")
+        check_rank_and_width("TransformerDecoderLayer", "memory", memory, 3, x.shape[2])
+        if memory_mask is not None:
+            check_mask("TransformerDecoderLayer", memory_mask, memory.shape[:2], "memory_mask")
         x, attention_cache = self._residual(
             self._real(x, mask), self.attention_norm,
             lambda n: self.attention.forward(n, causal=True, mask=mask, rng=rng), rng)
@@ -194,10 +219,11 @@ class TransformerDecoderLayer(_Block):
             x, self.cross_attention_norm,
             lambda n: self.cross_attention.forward(n, memory, mask=memory_mask, rng=rng), rng)
         y, feed_cache = self._residual(x, self.feed_forward_norm, self.feed_forward.forward, rng)
-        return self._real(y, mask), _DecoderCache(attention_cache, cross_cache, feed_cache, mask, memory.shape)
+        return self._real(y, mask), _DecoderCache(attention_cache, cross_cache, feed_cache, mask, y.shape)
 
     def backward(self, dy, cache):
-        attention_cache, cross_cache, feed_cache, mask, _ = cache
+        attention_cache, cross_cache, feed_cache, mask, shape = cache
+        check_shape("TransformerDecoderLayer", "dy", dy, shape)
         found = []
 
         def cross_backward(df, inner_cache):

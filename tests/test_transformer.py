@@ -1,0 +1,718 @@
+"""MultiHeadAttention, FeedForward and the transformer layers against PyTorch's own modules, and exact facts: one row of
+memory, tied weights, no look ahead, padding."""
+
+import functools
+
+import numpy as np
+import pytest
+from cases import B, L, mask_kinds
+from helpers import all_gradients, assert_close, assert_identical, flat, grads
+from oracles import (
+    gradient,
+    pytorch,
+    tensor,
+    tensors,
+    their_gradients,
+    torch_backward,
+    torch_heads,
+    torch_norm,
+    with_our_weights,
+)
+
+from minigrad import Layer, gradcheck
+from minigrad.functional import softmax_attention
+from minigrad.layers import (
+    Embedding,
+    FeedForward,
+    MultiHeadAttention,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+)
+from minigrad.optim import Adam
+
+D, HIDDEN, M = 8, 12, 5
+KINDS = mask_kinds()
+MEMORY_MASK = np.array([[1, 1, 0, 1, 1], [0, 0, 1, 0, 0], [1, 1, 1, 1, 1]], bool)
+CAUSAL = np.tril(np.ones((L, L), bool))
+# torch has no answer for a query that sees no key: under these masks every real one sees a key
+MASKS = {"no mask": None, "right padding": KINDS["right padding"], "gaps": KINDS["gaps"] | (np.arange(L) == 0)}
+every_mask = pytest.mark.parametrize("kind", MASKS)
+every_norm = pytest.mark.parametrize("norm", ["post", "pre"])
+
+
+def off_their_start(layer):
+    """No bias is 0 and no gain 1."""
+    rng = np.random.default_rng(1)
+    for p in layer.parameters():
+        p.value += (0.3 * rng.standard_normal(p.value.shape)).astype(p.value.dtype)
+    return layer
+
+
+def attention(heads=2, d_key=None, **settings):
+    return off_their_start(MultiHeadAttention(D, heads, d_key, rng=0, dtype="float64", **settings))
+
+
+def encoder(norm="post", activation="gelu", **settings):
+    return off_their_start(TransformerEncoderLayer(D, 2, HIDDEN, norm, activation, rng=0, dtype="float64", **settings))
+
+
+def decoder(norm="post", activation="gelu", **settings):
+    return off_their_start(TransformerDecoderLayer(D, 2, HIDDEN, norm, activation, rng=2, dtype="float64", **settings))
+
+
+def draw(length=L, seed=0, d=D, batch=B):
+    return np.random.default_rng(seed).standard_normal((batch, length, d))
+
+
+X, MEMORY, ROW, DY = draw(), draw(M, 1), draw(1, 2), draw(L, 3)
+
+
+def real_only(array, mask):
+    return array if mask is None else np.where(mask[:, :, None], array, 0)
+
+
+def inverted(mask):
+    """As torch has it: True where nothing may be seen."""
+    return None if mask is None else pytorch().tensor(~mask)
+
+
+def compare(layer, module, call, inputs, keywords, mask, dy=DY):
+    """Values at real positions and every gradient against a torch module's, call(*leaves) -> y, to 1e-10."""
+    y, returned, ours = all_gradients(layer, inputs[0], {**keywords, **({"memory": inputs[1]} if inputs[1:] else {})},
+                                      real_only(dy, mask))
+    leaves = [tensor(array) for array in inputs]
+    expected = call(*leaves)
+    torch_backward([expected], [real_only(dy, mask)])
+    assert_close(real_only(y, mask), real_only(expected.detach().numpy(), mask), 1e-10)
+    assert_close(returned, [gradient(leaf) for leaf in leaves] if inputs[1:] else gradient(leaves[0]), 1e-10)
+    assert_close(ours, their_gradients(module, layer), 1e-10)
+
+
+# ---- MultiHeadAttention against torch --------------------------------------------------------------------
+
+def their_attention(layer):
+    torch = pytorch()
+    return with_our_weights(torch.nn.MultiheadAttention(D, layer.heads, batch_first=True), layer)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8])
+@pytest.mark.parametrize("causal", [False, True])
+@every_mask
+def test_self_attention_equals_torchs_module(kind, causal, heads):
+    layer, mask = attention(heads), MASKS[kind]
+    module, future = their_attention(layer), inverted(CAUSAL) if causal else None
+    compare(layer, module, lambda x: module(x, x, x, key_padding_mask=inverted(mask), attn_mask=future)[0], (X,),
+            {"causal": causal, "mask": mask}, mask)
+
+
+@pytest.mark.parametrize("memory", [MEMORY, ROW], ids=["five rows", "one row"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("heads", [1, 2, 8])
+def test_cross_attention_equals_torchs_module(heads, masked, memory):
+    layer = attention(heads)
+    module, mask = their_attention(layer), MEMORY_MASK[:, -memory.shape[1]:] | (memory is ROW) if masked else None
+    compare(layer, module, lambda x, m: module(x, m, m, key_padding_mask=inverted(mask))[0], (X, memory),
+            {"mask": mask}, None)
+
+
+@pytest.mark.parametrize("d_key", [2, 6, 20])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_width_of_its_own_equals_torchs_scaled_dot_product_attention(causal, d_key):
+    torch = pytorch()
+    layer = attention(2, d_key)
+    y, dx, ours = all_gradients(layer, X, {"causal": causal}, DY)
+    x, weights = tensor(X), tensors(layer)
+    q, k, v = ((x @ weights[f"W_{n}"] + weights[f"b_{n}"]).unflatten(2, (2, d_key // 2)).transpose(1, 2) for n in "qkv")
+    A = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    expected = A.transpose(1, 2).flatten(2) @ weights["W_o"] + weights["b_o"]
+    torch_backward([expected], [DY])
+    assert_close((y, dx), (expected.detach().numpy(), gradient(x)), 1e-10)
+    assert_close(ours, list(map(gradient, weights.values())), 1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_equals_its_formula_where_some_queries_see_nothing(causal, kind):
+    layer, mask = attention(2, 6), KINDS[kind]
+    y, dx, ours = all_gradients(layer, X, {"causal": causal, "mask": mask}, real_only(DY, mask))
+    x, weights = tensor(real_only(X, mask)), tensors(layer)
+    expected = torch_heads(weights, x, x, mask[:, None, None] & (CAUSAL if causal else True), 2)
+    torch_backward([expected], [real_only(DY, mask)])
+    assert_close(real_only(y, mask), real_only(expected.detach().numpy(), mask), 1e-10)
+    assert_close(dx, gradient(x), 1e-10)
+    assert_close(ours, list(map(gradient, weights.values())), 1e-10)
+
+
+@pytest.mark.parametrize("memory", [MEMORY, ROW, None], ids=["five rows", "one row", "self"])
+def test_a_row_that_sees_no_key_gives_b_o(memory):
+    layer, length = attention(), L if memory is None else memory.shape[1]
+    mask = np.array([[True] * length, [False] * length, [True] * length])
+    y, returned, parameters = all_gradients(layer, X, {"memory": memory, "mask": mask}, DY)
+    assert_identical(y[1], np.tile(layer.b_o.value, (L, 1)))
+    assert not any(array[1].any() for array in flat(returned))
+    assert all(np.isfinite(array).all() for array in flat((returned, parameters)))
+    others = np.array([0, 2])
+    keywords = {"memory": None if memory is None else memory[others]}
+    _, expected, (*most, db_o) = all_gradients(layer, X[others], keywords, DY[others])
+    assert_close([array[others] for array in flat(returned)], flat(expected))
+    assert_close(parameters, [*most, db_o + DY[1].sum(axis=0)])            # that sample reaches b_o alone
+
+
+def test_a_constant_added_to_every_key_changes_nothing():
+    """So b_k has no gradient, whatever else has."""
+    layer = attention()
+    y, _, _ = all_gradients(layer, X, {"memory": MEMORY}, DY)
+    assert_close(layer.b_k.grad, np.zeros(D), 1e-13)
+    layer.b_k.value += draw(1, 4)[0, 0]
+    assert_close(layer(X, MEMORY), y)
+
+
+# ---- dropout ---------------------------------------------------------------------------------------------
+
+def drops(p, seed=3):
+    """f(shape) -> the next scaled dropout mask of a generator with this seed."""
+    rng = np.random.default_rng(seed)
+    return lambda *shape: pytorch().tensor((rng.random(shape) >= p) / (1 - p))
+
+
+@pytest.mark.parametrize(("memory", "mask"), [
+    (MEMORY, None), (MEMORY, MEMORY_MASK), (ROW, None), (None, KINDS["gaps"])], ids=["M", "M, mask", "one row", "self"])
+def test_dropout_of_the_map_equals_torch_with_the_same_drops(memory, mask):
+    layer = attention(dropout=0.4)
+    real = mask if memory is None else None
+    y, returned, ours = all_gradients(layer, X, {"memory": memory, "mask": mask, "rng": 3}, real_only(DY, real))
+    x, weights = tensor(real_only(X, real)), tensors(layer)
+    keys = x if memory is None else tensor(memory)
+    drop = drops(0.4)(B, 2, L, keys.shape[1])
+    expected = torch_heads(weights, x, keys, True if mask is None else mask[:, None, None], 2, drop.numpy())
+    torch_backward([expected], [real_only(DY, real)])
+    assert_close(real_only(y, real), real_only(expected.detach().numpy(), real), 1e-10)
+    assert_close(returned, gradient(x) if memory is None else (gradient(x), gradient(keys)), 1e-10)
+    assert_close(ours, list(map(gradient, weights.values())), 1e-10)
+
+
+def their_layer(layer, weights, x, memory, norm, drop, drop_map):
+    """A transformer layer by its formula, drop(*shape) and drop_map(*shape) drawing what is dropped; no masks."""
+    torch, d_map = pytorch(), 0 if memory is None else 1
+    length, causal = x.shape[1], CAUSAL if d_map else True
+
+    def heads(part, query, keys, allowed):
+        return torch_heads(weights, query, keys, allowed, 2, drop_map(B, 2, length, keys.shape[1]).numpy(), f"{part}.")
+
+    def feed(n):
+        a = torch.relu(n @ weights["feed_forward.W_1"] + weights["feed_forward.b_1"])
+        return a @ weights["feed_forward.W_2"] + weights["feed_forward.b_2"]
+
+    parts = [("attention", lambda n: heads("attention", n, n, causal)), ("feed_forward", feed)]
+    if memory is not None:
+        parts.insert(1, ("cross_attention", lambda n: heads("cross_attention", n, memory, True)))
+    for part, f in parts:
+        if norm == "pre":
+            y = f(torch_norm(x, weights, f"{part}_norm"))
+            x = x + drop(*x.shape) * y
+        else:
+            y = f(x)
+            x = torch_norm(x + drop(*x.shape) * y, weights, f"{part}_norm")
+    return x
+
+
+@every_norm
+@pytest.mark.parametrize("memory", [None, MEMORY], ids=["encoder", "decoder"])
+def test_every_dropout_of_a_layer_equals_torch_with_the_same_drops(memory, norm):
+    """One generator: each part draws its map, then its output."""
+    p, settings = 0.3, {"dropout": 0.3, "attention_dropout": 0.3}
+    layer = encoder(norm, "relu", **settings) if memory is None else decoder(norm, "relu", cross_dropout=p, **settings)
+    inputs = {} if memory is None else {"memory": memory}
+    y, returned, ours = all_gradients(layer, X, {"rng": 3, **inputs}, DY)
+    x, m, weights, drop = tensor(X), None if memory is None else tensor(memory), tensors(layer), drops(p)
+    expected = their_layer(layer, weights, x, m, norm, drop, drop)
+    torch_backward([expected], [DY])
+    assert_close(y, expected.detach().numpy(), 1e-10)
+    assert_close(returned, gradient(x) if memory is None else (gradient(x), gradient(m)), 1e-10)
+    assert_close(ours, list(map(gradient, weights.values())), 1e-10)
+
+
+@pytest.mark.parametrize("name", ["dropout", "attention_dropout", "cross_dropout"])
+def test_each_dropout_counts_in_training_and_none_in_evaluation(name):
+    layer, plain = decoder(**{name: 0.5}), decoder()
+    assert (layer(X, MEMORY, rng=np.random.default_rng(0)) != plain(X, MEMORY)).any()
+    assert_identical(layer(X, MEMORY), plain(X, MEMORY))
+
+
+# ---- one row of memory -----------------------------------------------------------------------------------
+
+DEAD = ("W_q", "b_q", "W_k", "b_k")
+every_head = pytest.mark.parametrize("heads", [1, 2, 4])
+every_way = pytest.mark.parametrize("fast", [True, False], ids=["fast", "general"])
+
+
+def one_row_layer(heads=2, fast=True, dtype="float64", **settings):
+    layer = attention(heads, **settings).astype(dtype)
+    layer.one_row = fast
+    return layer
+
+
+@every_head
+@every_way
+def test_one_row_is_two_matrices_at_every_position(fast, heads):
+    layer = one_row_layer(heads, fast)
+    y = layer(X, ROW)
+    assert_identical(y, np.repeat(y[:, :1], L, axis=1))
+    assert_close(y[:, 0], (ROW[:, 0] @ layer.W_v.value + layer.b_v.value) @ layer.W_o.value + layer.b_o.value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [1, 1e4, 1e8])
+def test_one_key_has_the_weight_1_exactly(size, dtype):
+    q, k, v = ((size * draw(n, n)).astype(dtype) for n in (6, 1, 1))
+    A, cache = softmax_attention.forward(q, k, v)
+    assert all((P == 1).all() for P in cache.P)
+    assert_identical(A, np.repeat(v, 6, axis=1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@every_head
+@every_way
+def test_one_row_gives_queries_and_keys_a_gradient_of_exactly_zero(fast, heads, dtype):
+    layer = one_row_layer(heads, fast, dtype)
+    _, (dquery, dmemory), _ = all_gradients(layer, X.astype(dtype), {"memory": ROW.astype(dtype)}, DY.astype(dtype))
+    assert not dquery.any()
+    assert not any(getattr(layer, name).grad.any() for name in DEAD)
+    assert dmemory.all()
+    assert all(getattr(layer, name).grad.all() for name in ("W_v", "b_v", "W_o", "b_o"))
+
+
+@every_head
+def test_one_row_under_a_mask_gives_queries_and_keys_a_gradient_of_exactly_zero(heads):
+    layer = one_row_layer(heads)
+    _, (dquery, _), _ = all_gradients(layer, X, {"memory": ROW, "mask": np.array([[True], [False], [True]])}, DY)
+    assert not dquery.any()
+    assert not any(getattr(layer, name).grad.any() for name in DEAD)
+
+
+@every_head
+def test_the_fast_way_equals_the_general_one(heads):
+    got, expected = (all_gradients(one_row_layer(heads, fast), X, {"memory": ROW}, DY) for fast in (True, False))
+    assert_close(got, expected, 1e-13)
+    assert_close(got, all_gradients(one_row_layer(heads), X, {"memory": ROW, "mask": np.ones((B, 1), bool)}, DY), 1e-13)
+
+
+@pytest.mark.parametrize(("x_dtype", "dtype"), [("float32", "float64"), ("float64", "float32")])
+def test_the_fast_way_has_the_dtypes_of_the_general_one(x_dtype, dtype):
+    def dtypes(fast):
+        layer = one_row_layer(2, fast, dtype)
+        y, cache = layer.forward(X.astype(x_dtype), ROW.astype(x_dtype))
+        return [array.dtype for array in (y, *layer.backward(y, cache))]
+    assert dtypes(True) == dtypes(False)
+
+
+@every_head
+def test_the_number_of_heads_does_not_matter_for_one_row(heads):
+    assert_close(all_gradients(one_row_layer(heads), X, {"memory": ROW}, DY),
+                 all_gradients(one_row_layer(8), X, {"memory": ROW}, DY), 1e-13)
+
+
+@every_way
+def test_queries_and_their_matrices_do_not_matter_for_one_row(fast):
+    layer = one_row_layer(2, fast)
+    y = layer(X, ROW)
+    assert_identical(layer(X[:, ::-1], ROW), y)
+    assert_identical(layer(100 * X + 1, ROW), y)
+    for name in DEAD:
+        getattr(layer, name).value[...] *= -3
+        assert_identical(layer(X, ROW), y)
+
+
+@every_way
+def test_dead_weights_stay_where_they_are_under_adam(fast):
+    layer = one_row_layer(2, fast)
+    before = {name: p.value.copy() for name, p in layer.named_parameters()}
+    optimizer = Adam(layer.parameters(), lr=0.1)
+    for _ in range(3):
+        all_gradients(layer, X, {"memory": ROW}, DY)
+        optimizer.step()
+    for name, p in layer.named_parameters():
+        assert (p.value == before[name]).all() == (name in DEAD)
+
+
+@every_head
+def test_with_a_second_row_queries_and_keys_have_a_gradient(heads):
+    layer = attention(heads)
+    _, (dquery, _), _ = all_gradients(layer, X, {"memory": MEMORY[:, :2]}, DY)
+    assert np.abs(dquery).max() > 0.01
+    assert all(np.abs(getattr(layer, name).grad).max() > 0.01 for name in ("W_q", "b_q", "W_k"))
+
+
+@every_head
+def test_dropout_of_the_map_takes_the_general_way_and_the_gradients_stay_zero(heads):
+    layer = one_row_layer(heads, dropout=0.5)
+    y, (dquery, _), _ = all_gradients(layer, X, {"memory": ROW, "rng": 0}, DY)
+    assert (y != y[:, :1]).any()                                             # the same at every position no more
+    assert not dquery.any()
+    assert not any(getattr(layer, name).grad.any() for name in DEAD)
+    assert_identical(layer(X, ROW), one_row_layer(heads)(X, ROW))            # no generator: the fast way again
+
+
+@pytest.mark.parametrize("length", [0, 1, 130])
+def test_one_row_for_any_number_of_queries(length):
+    x, dy = draw(length), draw(length, 1)
+    assert_close(all_gradients(one_row_layer(), x, {"memory": ROW}, dy),
+                 all_gradients(one_row_layer(fast=False), x, {"memory": ROW}, dy))
+
+
+@every_norm
+def test_a_decoder_layer_over_one_row(norm):
+    layer, general = decoder(norm), decoder(norm)
+    general.cross_attention.one_row = False
+    got = all_gradients(layer, X, {"memory": ROW, "mask": KINDS["right padding"]}, DY)
+    assert_close(got, all_gradients(general, X, {"memory": ROW, "mask": KINDS["right padding"]}, DY), 1e-12)
+    for each in (layer, general):
+        assert not any(getattr(each.cross_attention, name).grad.any() for name in DEAD)
+        assert each.attention.W_q.grad.all()
+
+
+# ---- the layers against torch's --------------------------------------------------------------------------
+
+def torch_activation(name):
+    functional = pytorch().nn.functional
+    return {"relu": functional.relu, "gelu": functional.gelu,
+            "gelu_tanh": functools.partial(functional.gelu, approximate="tanh")}[name]
+
+
+def their_module(kind, layer):
+    """nn.TransformerEncoderLayer or nn.TransformerDecoderLayer with the layer's weights and settings."""
+    return with_our_weights(getattr(pytorch().nn, kind)(
+        D, 2, HIDDEN, dropout=0.0, activation=torch_activation(layer.feed_forward.activation), batch_first=True,
+        norm_first=layer.norm == "pre"), layer)
+
+
+@every_norm
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
+@every_mask
+def test_the_encoder_layer_equals_torchs(kind, activation, norm):
+    layer, mask = encoder(norm, activation), MASKS[kind]
+    module = their_module("TransformerEncoderLayer", layer)
+    compare(layer, module, lambda x: module(x, src_key_padding_mask=inverted(mask)), (X,), {"mask": mask}, mask)
+
+
+@every_norm
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("memory_masked", [False, True])
+@every_mask
+def test_the_decoder_layer_equals_torchs(kind, memory_masked, activation, norm):
+    layer, mask, memory_mask = decoder(norm, activation), MASKS[kind], MEMORY_MASK if memory_masked else None
+    module = their_module("TransformerDecoderLayer", layer)
+    compare(layer, module, lambda x, memory: module(
+        x, memory, tgt_mask=inverted(CAUSAL), tgt_key_padding_mask=inverted(mask),
+        memory_key_padding_mask=inverted(memory_mask)), (X, MEMORY), {"mask": mask, "memory_mask": memory_mask}, mask)
+
+
+@every_norm
+def test_the_decoder_layer_over_one_row_equals_torchs(norm):
+    layer = decoder(norm)
+    module = their_module("TransformerDecoderLayer", layer)
+    compare(layer, module, lambda x, memory: module(x, memory, tgt_mask=inverted(CAUSAL)), (X, ROW), {}, None)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("shape", [(D,), (4, D), (2, 3, D), (2, 3, 2, D), (0, D), (2, 0, D)], ids=str)
+def test_feed_forward_equals_torch(shape, activation):
+    layer, rng = off_their_start(FeedForward(D, HIDDEN, activation, rng=0, dtype="float64")), np.random.default_rng(0)
+    x, dy = rng.standard_normal(shape), rng.standard_normal(shape)
+    y, dx, ours = all_gradients(layer, x, {}, dy)
+    leaf, w = tensor(x), tensors(layer)
+    expected = torch_activation(activation)(leaf @ w["W_1"] + w["b_1"]) @ w["W_2"] + w["b_2"]
+    torch_backward([expected], [dy])
+    assert_close((y, dx), (expected.detach().numpy(), gradient(leaf)), 1e-12)
+    assert_close(ours, list(map(gradient, w.values())), 1e-12)
+
+
+# ---- padding and look ahead ------------------------------------------------------------------------------
+
+def self_attention(causal):
+    class Causal(MultiHeadAttention):
+        def forward(self, query, mask=None, rng=None):
+            return super().forward(query, causal=causal, mask=mask, rng=rng)
+    return off_their_start(Causal(D, 2, rng=0, dtype="float64"))
+
+
+PADDED = {"attention": lambda: self_attention(False), "causal attention": lambda: self_attention(True),
+          "encoder, post": encoder, "encoder, pre": lambda: encoder("pre"), "decoder, post": decoder,
+          "decoder, pre": lambda: decoder("pre")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PADDED)
+def test_a_padded_batch_is_its_samples_without_padding(name, kind):
+    """y, dx, dmemory and the parameters' gradients; NaN at the padded positions of x, memory and dy never leaks."""
+    layer, mask, own = PADDED[name](), KINDS[kind], "attention" not in name
+    extra = {"memory": np.where(MEMORY_MASK[:, :, None], MEMORY, np.nan), "memory_mask": MEMORY_MASK}
+    extra = extra if "decoder" in name else {}
+    y, returned, total = all_gradients(layer, np.where(mask[:, :, None], X, np.nan), {"mask": mask, **extra},
+                                       np.where(mask[:, :, None], DY, np.nan if own else 0))
+    dx, dmemory = returned if extra else (returned, MEMORY)
+    assert not dx[~mask].any()
+    assert not own or not y[~mask].any()
+    sums = [np.zeros_like(g) for g in total]
+    for n in range(B):
+        seen = MEMORY_MASK[n]
+        keywords = {"memory": MEMORY[n:n + 1, seen]} if extra else {}
+        y_n, returned_n, grads_n = all_gradients(layer, X[n:n + 1, mask[n]], keywords, DY[n:n + 1, mask[n]])
+        dx_n, dmemory_n = returned_n if extra else (returned_n, MEMORY[n:n + 1, seen])
+        assert_close((y[n, mask[n]], dx[n, mask[n]], dmemory[n, seen]), (y_n[0], dx_n[0], dmemory_n[0]))
+        assert not extra or not dmemory[n, ~seen].any()
+        sums = [a + b for a, b in zip(sums, grads_n)]
+    assert_close(total, sums)
+
+
+@pytest.mark.parametrize("name", ["causal attention", "decoder, post", "decoder, pre"])
+@pytest.mark.parametrize("t", [1, 4, L - 1])
+def test_a_later_token_changes_no_earlier_output(t, name):
+    layer, later = PADDED[name](), X.copy()
+    later[:, t:] = 1e3 * draw(L - t, 5)
+    inputs = (MEMORY,) if "decoder" in name else ()
+    y, other = layer(X, *inputs), layer(later, *inputs)
+    assert_identical(other[:, :t], y[:, :t])
+    assert (other[:, t:] != y[:, t:]).all()
+
+
+@every_norm
+def test_the_decoder_sees_no_later_token_in_its_gradient(norm):
+    """dy at position t alone: nothing comes back to positions behind it, exactly; all before it have a part."""
+    layer, t, dy = decoder(norm), 3, np.zeros_like(DY)
+    dy[:, t] = DY[:, t]
+    _, (dx, _), _ = all_gradients(layer, X, {"memory": MEMORY}, dy)
+    assert not dx[:, t + 1:].any()
+    assert dx[:, :t + 1].all()
+
+
+@every_norm
+def test_the_encoder_sees_every_token(norm):
+    later = X.copy()
+    later[:, -1] *= -1                                                       # adding 1 is nothing to a norm
+    assert (encoder(norm)(later) != encoder(norm)(X)).all()
+
+
+@pytest.mark.parametrize("name", ["attention", "encoder, post", "encoder, pre"])
+def test_the_encoder_has_no_order_of_its_own(name):
+    layer, order = PADDED[name](), np.random.default_rng(0).permutation(L)
+    assert_close(layer(X[:, order]), layer(X)[:, order])
+
+
+# ---- tied weights ----------------------------------------------------------------------------------------
+
+class Tied(Layer):
+    """An encoder and a decoder that share what both have, over one embedding: its rows are read twice."""
+
+    def __init__(self, norm, shared=True):
+        self.embedding = Embedding(9, D, rng=0, dtype="float64")
+        self.encoder = encoder(norm)
+        self.decoder = decoder(norm, shared=self.encoder) if shared else decoder(norm)
+
+    def forward(self, ids, mask=None, rng=None):
+        x, embedded = self.embedding.forward(ids, mask=mask)
+        memory, encoded = self.encoder.forward(x, mask=mask)
+        y, decoded = self.decoder.forward(x, memory, mask=mask, memory_mask=mask)
+        return y, (embedded, encoded, decoded)
+
+    def backward(self, dy, cache):
+        embedded, encoded, decoded = cache
+        dx, dmemory = self.decoder.backward(dy, decoded)
+        self.embedding.backward(dx + self.encoder.backward(dmemory, encoded), embedded)
+
+
+IDS = np.random.default_rng(0).integers(0, 9, (B, L))
+SHARED = ("attention", "attention_norm", "feed_forward", "feed_forward_norm")
+
+
+def test_sharing_is_by_identity():
+    model = Tied("post")
+    for part in SHARED:
+        assert getattr(model.decoder, part) is getattr(model.encoder, part)
+    names = [name for name, _ in model.named_parameters()]
+    assert len(set(map(id, model.parameters()))) == len(names) == len(set(names))
+    inner = {name for name, _ in model.encoder.named_parameters()}
+    own = {name for name, _ in model.decoder.named_parameters()} - inner
+    assert set(names) == {"embedding.W"} | {f"encoder.{name}" for name in inner} | {f"decoder.{name}" for name in own}
+    assert {name.split(".")[0] for name in own} == {"cross_attention", "cross_attention_norm"}
+
+
+def test_without_shared_nothing_is_shared():
+    model = Tied("post", shared=False)
+    assert not set(map(id, model.encoder.parameters())) & set(map(id, model.decoder.parameters()))
+
+
+@every_norm
+def test_the_gradient_of_tied_weights_is_that_of_differences(norm):
+    report = gradcheck(Tied(norm), (IDS,), {"mask": MASKS["right padding"]}, mode="direction")
+    assert report.ok, report
+
+
+@every_norm
+def test_the_gradient_of_tied_weights_is_the_sum_of_both_uses(norm):
+    """Of an untied model with the same values, the two gradients of each pair."""
+    tied, untied = Tied(norm), Tied(norm, shared=False)
+    for part in SHARED:
+        for (_, p), (_, q) in zip(getattr(tied.encoder, part).named_parameters(),
+                                  getattr(untied.decoder, part).named_parameters()):
+            q.value[...] = p.value
+    for (_, p), (_, q) in zip(tied.encoder.named_parameters(), untied.encoder.named_parameters()):
+        q.value[...] = p.value
+    for part in ("cross_attention", "cross_attention_norm"):
+        for p, q in zip(getattr(tied.decoder, part).parameters(), getattr(untied.decoder, part).parameters()):
+            q.value[...] = p.value
+    y, _, _ = all_gradients(tied, IDS, {}, DY)
+    assert_identical(y, all_gradients(untied, IDS, {}, DY)[0])
+    theirs = {name: p.grad for name, p in untied.named_parameters()}
+    for name, p in tied.named_parameters():
+        other = name.replace("encoder.", "decoder.")
+        used_twice = name.startswith("encoder.")
+        assert_close(p.grad, theirs[name] + theirs[other] if used_twice else theirs[name])
+
+
+@every_norm
+@every_mask
+def test_tied_weights_equal_torchs_modules_that_share_theirs(kind, norm):
+    torch, model, mask = pytorch(), Tied(norm), MASKS[kind]
+    ours = their_module("TransformerEncoderLayer", model.encoder)
+    theirs = their_module("TransformerDecoderLayer", model.decoder)
+    theirs.self_attn, theirs.linear1, theirs.linear2 = ours.self_attn, ours.linear1, ours.linear2
+    theirs.norm1, theirs.norm3 = ours.norm1, ours.norm2
+    y, _, _ = all_gradients(model, IDS, {"mask": mask}, DY)
+    W = tensor(model.embedding.W.value)
+    x = torch.nn.functional.embedding(torch.tensor(IDS), W)
+    padding = inverted(mask)
+    expected = theirs(x, ours(x, src_key_padding_mask=padding), tgt_mask=inverted(CAUSAL),
+                      tgt_key_padding_mask=padding, memory_key_padding_mask=padding)
+    torch_backward([expected], [real_only(DY, mask)])
+    assert_close(y, real_only(expected.detach().numpy(), mask), 1e-10)
+    assert_close(model.embedding.W.grad, gradient(W), 1e-10)
+    assert_close(grads(model.encoder), their_gradients(ours, model.encoder), 1e-10)
+    assert_close(grads(model.decoder), their_gradients(theirs, model.decoder), 1e-10)
+
+
+def test_a_step_moves_tied_weights_once():
+    model = Tied("post")
+    all_gradients(model, IDS, {}, DY)
+    before, gradient_of = model.encoder.attention.W_q.value.copy(), model.encoder.attention.W_q.grad.copy()
+    Adam([*model.encoder.parameters(), *model.decoder.parameters()], lr=0.01).step()
+    step = before - model.decoder.attention.W_q.value
+    assert_close(step, 0.01 * np.sign(gradient_of), 1e-6)
+
+
+# ---- settings and bad input ------------------------------------------------------------------------------
+
+def test_a_decoder_has_the_dtype_of_what_it_shares():
+    layer = TransformerDecoderLayer(D, 2, HIDDEN, shared=encoder())
+    assert {p.value.dtype for p in layer.parameters()} == {np.dtype("float64")}
+
+
+def test_the_settings_reach_the_parts():
+    layer = TransformerDecoderLayer(D, 4, HIDDEN, "pre", "relu", attention_dropout=0.1, cross_dropout=0.2, rng=0)
+    assert (layer.attention.heads, layer.cross_attention.heads, layer.feed_forward.activation) == (4, 4, "relu")
+    assert (layer.attention.dropout, layer.cross_attention.dropout) == (0.1, 0.2)
+    assert {p.value.dtype for p in layer.parameters()} == {np.dtype("float32")}
+    assert layer.feed_forward.W_1.value.shape == (D, HIDDEN)
+
+
+def test_weights_start_as_glorot_and_biases_at_zero():
+    layer = TransformerDecoderLayer(128, 4, 256, rng=0)
+    for name, p in layer.named_parameters():
+        if p.value.ndim == 2:
+            assert p.value.std() == pytest.approx((2 / sum(p.value.shape))**0.5, rel=0.02)
+        else:
+            assert (p.value == (1 if name.endswith("gain") else 0)).all()
+    matrices = [p.value for p in layer.parameters() if p.value.shape == (128, 128)]
+    assert len({array.tobytes() for array in matrices}) == len(matrices) == 8
+
+
+def test_a_seed_repeats():
+    first, second, third = (TransformerDecoderLayer(D, 2, HIDDEN, rng=seed) for seed in (3, 3, 4))
+    assert_identical([p.value for p in first.parameters()], [p.value for p in second.parameters()])
+    assert (first.cross_attention.W_o.value != third.cross_attention.W_o.value).any()
+
+
+MASK = KINDS["right padding"]
+
+
+@pytest.mark.parametrize(("call", "error", "sentence"), [
+    (lambda: attention()(X[..., :7]), ValueError, r"MultiHeadAttention: query has shape \(3, 7, 7\); expected \(ba"),
+    (lambda: attention()(X[0]), ValueError, r"MultiHeadAttention: query has shape \(7, 8\)"),
+    (lambda: attention()(X.astype(int)), TypeError, "MultiHeadAttention: query has dtype int64"),
+    (lambda: attention()(X.tolist()), TypeError, "query is a list"),
+    (lambda: attention()(X, MEMORY[..., :7]), ValueError, r"MultiHeadAttention: memory has shape \(3, 5, 7\)"),
+    (lambda: attention()(X, ROW[:, 0]), ValueError, r"MultiHeadAttention: memory has shape \(3, 8\)"),
+    (lambda: attention()(X, MEMORY[:1]), ValueError, r"memory has shape \(1, 5, 8\); expected a batch of 3, as query"),
+    (lambda: attention()(X, ROW[:1]), ValueError, r"memory has shape \(1, 1, 8\); expected a batch of 3, as query"),
+    (lambda: attention()(X, MEMORY.astype(int)), TypeError, "MultiHeadAttention: memory has dtype int64"),
+    (lambda: attention()(X, MEMORY, causal=True), ValueError, "causal is True and a memory is given"),
+    (lambda: attention()(X, ROW, causal=True), ValueError, "causal is True and a memory is given"),
+    (lambda: attention()(X, mask=MASK[:1]), ValueError, r"mask has shape \(1, 7\); expected \(3, 7\)"),
+    (lambda: attention()(X, mask=MASK * 1.0), TypeError, "mask has dtype float64; expected bool"),
+    (lambda: attention()(X, mask=MASK.tolist()), TypeError, "mask is a list"),
+    (lambda: attention()(X, MEMORY, mask=MASK), ValueError, r"mask has shape \(3, 7\); expected \(3, 5\)"),
+    (lambda: attention()(X, ROW, mask=MASK), ValueError, r"mask has shape \(3, 7\); expected \(3, 1\)"),
+    (lambda: FeedForward(D, 3)(X[..., :7]), ValueError, r"FeedForward: x has shape \(3, 7, 7\); expected \(..., 8\)"),
+    (lambda: FeedForward(D, 3)(X.astype(int)), TypeError, "FeedForward: x has dtype int64"),
+    (lambda: encoder()(X[..., :7]), ValueError, r"TransformerEncoderLayer: x has shape \(3, 7, 7\)"),
+    (lambda: encoder()(X[0]), ValueError, r"TransformerEncoderLayer: x has shape \(7, 8\)"),
+    (lambda: encoder()(X.astype(int)), TypeError, "TransformerEncoderLayer: x has dtype int64"),
+    (lambda: encoder()(X, mask=MASK[:, :6]), ValueError, r"TransformerEncoderLayer: mask has shape \(3, 6\)"),
+    (lambda: encoder()(X, mask=MASK * 1), TypeError, "TransformerEncoderLayer: mask has dtype int64"),
+    (lambda: decoder()(X[..., :7], MEMORY), ValueError, r"TransformerDecoderLayer: x has shape \(3, 7, 7\)"),
+    (lambda: decoder()(X, MEMORY, mask=MASK * 1), TypeError, "TransformerDecoderLayer: mask has dtype int64"),
+    (lambda: decoder()(X, MEMORY[..., :7]), ValueError, r"memory has shape \(3, 5, 7\); expected \(batch, length, 8\)"),
+    (lambda: decoder()(X, ROW[:, 0]), ValueError, r"memory has shape \(3, 8\); expected \(batch, length, 8\)"),
+    (lambda: decoder()(X, MEMORY[:2]), ValueError, r"memory has shape \(2, 5, 8\); expected a batch of 3"),
+    (lambda: decoder()(X, MEMORY.tolist()), TypeError, "memory is a list"),
+    (lambda: decoder()(X, None), TypeError, "TransformerDecoderLayer: memory is"),
+    (lambda: decoder()(X, MEMORY, memory_mask=MASK), ValueError, r"memory_mask has shape \(3, 7\); expected \(3, 5\)"),
+    (lambda: decoder()(X, MEMORY, memory_mask=MEMORY_MASK * 1), TypeError, "memory_mask has dtype int64; expected"),
+])
+def test_bad_input(call, error, sentence):
+    with pytest.raises(error, match=sentence) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("make", "error", "sentence"), [
+    (lambda: MultiHeadAttention(10, 4), ValueError, "MultiHeadAttention: d_key is 10 and heads 4; expected a width"),
+    (lambda: MultiHeadAttention(8, 2, 7), ValueError, "MultiHeadAttention: d_key is 7 and heads 2"),
+    (lambda: MultiHeadAttention(8, 0), ValueError, "MultiHeadAttention: heads is 0"),
+    (lambda: MultiHeadAttention(8, 2.0), ValueError, "MultiHeadAttention: heads is 2.0"),
+    (lambda: MultiHeadAttention(0, 1), ValueError, "MultiHeadAttention: d is 0"),
+    (lambda: MultiHeadAttention(8, 2, 0), ValueError, "MultiHeadAttention: d_key is 0"),
+    (lambda: MultiHeadAttention(8, 2, dropout=1.0), ValueError, "MultiHeadAttention: dropout is 1.0"),
+    (lambda: FeedForward(0, 3), ValueError, "FeedForward: d is 0"),
+    (lambda: FeedForward(8, None), ValueError, "FeedForward: d_hidden is None"),
+    (lambda: FeedForward(8, 3, "swish"), ValueError, "FeedForward: activation is 'swish'; expected one of 'relu'"),
+    (lambda: TransformerEncoderLayer(10, 4, 3), ValueError, "d_key is 10 and heads 4; expected a width that the heads"),
+    (lambda: TransformerEncoderLayer(8, 2, 0), ValueError, "FeedForward: d_hidden is 0"),
+    (lambda: TransformerEncoderLayer(8, 2, 3, "both"), ValueError, "TransformerEncoderLayer: norm is 'both'"),
+    (lambda: TransformerDecoderLayer(8, 2, 3, "both"), ValueError, "TransformerDecoderLayer: norm is 'both'"),
+    (lambda: TransformerDecoderLayer(8, 2, 3, dropout=1), ValueError, "p is 1; expected a number in"),
+    (lambda: TransformerDecoderLayer(8, 2, 3, cross_dropout=-1), ValueError, "dropout is -1"),
+    (lambda: TransformerDecoderLayer(8, 2, 3, shared=3), TypeError, "TransformerDecoderLayer: shared is"),
+    (lambda: TransformerDecoderLayer(16, 2, HIDDEN, shared=encoder()), ValueError, "TransformerDecoderLayer: shared "),
+    (lambda: TransformerDecoderLayer(8, 4, HIDDEN, shared=encoder()), ValueError, "TransformerDecoderLayer: shared "),
+    (lambda: TransformerDecoderLayer(8, 2, 13, shared=encoder()), ValueError, "TransformerDecoderLayer: shared "),
+    (lambda: TransformerDecoderLayer(8, 2, HIDDEN, "pre", shared=encoder()), ValueError,
+     "TransformerDecoderLayer: shared "),
+    (lambda: TransformerDecoderLayer(8, 2, HIDDEN, activation="relu", shared=encoder()), ValueError,
+     "TransformerDecoderLayer: shared "),
+])
+def test_bad_settings(make, error, sentence):
+    with pytest.raises(error, match=sentence):
+        make()
+
+
+@pytest.mark.parametrize("shape", [(1, L, D), (L, D), (B, L, 1)], ids=str)
+@pytest.mark.parametrize(("layer", "inputs", "mask"), [
+    (attention(), (X,), None), (attention(), (X,), MASK), (attention(), (X, ROW), None), (encoder(), (X,), MASK),
+    (encoder("pre", dropout=0.3), (X,), None), (decoder(), (X, MEMORY), MASK),
+    (decoder("pre", dropout=0.3), (X, MEMORY), None)], ids=["attention", "attention, mask", "one row", "encoder, mask",
+                                                            "encoder, dropout", "decoder, mask", "decoder, dropout"])
+def test_a_wrong_upstream_gradient_is_refused_not_broadcast(layer, inputs, mask, shape):
+    _, cache = layer.forward(*inputs, mask=mask, rng=np.random.default_rng(0))
+    with pytest.raises(ValueError, match=r"dy has shape .*; expected \(3, 7, 8\)"):
+        layer.backward(np.ones(shape), cache)
