@@ -147,7 +147,7 @@ def recurrence_backward(dh, dc, cache, weights, *, scale=1.0, activation="identi
     u0, f, r, c, x_highway, dy, dc, du0, du1, du2, dhighway = (_rows(array) for array in (
         u[0], u[1], u[2], cs, highway, dh, dcs, du[0], du[1], du[2], du[3] if k == 4 else dx))
     v_f, v_r, m = _row(v_f, B, dtype), _row(v_r, B, dtype), None if m is None else m.reshape(-1)
-    one = xp.asarray(1, dtype)
+    one, ones = xp.asarray(1, dtype), xp.ones(CHUNK, dtype)
     carry, dv_f, dv_r = empty((B * h,), dtype, xp), zeros((B * h,), dtype, xp), zeros((B * h,), dtype, xp)
     a, e, product = (empty((min(CHUNK, T), B * h), dtype, xp) for _ in range(3))
     multiply, add, subtract = xp.multiply, xp.add, xp.subtract
@@ -163,14 +163,19 @@ def recurrence_backward(dh, dc, cache, weights, *, scale=1.0, activation="identi
         subtract(dy_t, e_t, dhighway_t)
         g = xp.tanh(c_new) if activation == "tanh" else c_new
         subtract(g, x_highway[now], rho)
-        multiply(rho, e_t, rho)
-        subtract(one, r_t, product_t)
-        multiply(rho, product_t, rho)
+        multiply(rho, r_t, rho)                                              # rho: dy m (g - x') r (1 - r)
+        if m is None:
+            multiply(rho, dhighway_t, rho)                                   # which is dy (1 - r)
+        else:
+            subtract(one, r_t, product_t)
+            multiply(product_t, dy_t, product_t)
+            multiply(product_t, m, product_t)
+            multiply(rho, product_t, rho)
         add(dc_new, e_t if activation == "identity" else e_t * (1 - g * g), dc_new)
         multiply(rho, v_r, product_t)
         add(dc_old, product_t, dc_old)
         multiply(rho, c_old, product_t)
-        add(dv_r, product_t.sum(axis=0), dv_r)
+        dv_r += ones[:size] @ product_t                                      # the sum over the steps
 
         subtract(one, f_t, du0_t)
         subtract(c_old, u0[now], phi)                                        # phi: (c_{t-1} - u0) f (1 - f)
@@ -184,13 +189,17 @@ def recurrence_backward(dh, dc, cache, weights, *, scale=1.0, activation="identi
         multiply(du0_t, dc_new, du0_t)
         multiply(phi, dc_new, phi)
         multiply(phi, c_old, product_t)
-        add(dv_f, product_t.sum(axis=0), dv_f)
+        dv_f += ones[:size] @ product_t
     if dx is not None and scale != 1:
         dx *= scale
 
     rows, drows = n1.reshape(T * B, w + 1), du.reshape(k, T * B, h)
     dW1 = rows.T @ drows                                                     # (k, w+1, h)
-    dn = matmul(drows, _transposed(W, k, dtype)).sum(axis=0).reshape(T, B, w)
+    W = W.astype(dtype, copy=False)
+    dn = matmul(drows[0], W[:, :h].T)
+    for n in range(1, k):
+        dn += matmul(drows[n], W[:, n * h:(n + 1) * h].T)
+    dn = dn.reshape(T, B, w)
     dv_f, dv_r = (dv.reshape(B, h).sum(axis=0) for dv in (dv_f, dv_r))
     dW = dW1[:, :w].transpose(1, 0, 2).reshape(w, k * h)
     return (dn, dx, dcs[0].copy()), (dW, dv_f, dv_r, dW1[1, w], dW1[2, w])
@@ -203,8 +212,10 @@ def _rows(array):
 
 
 def _row(v, B, dtype):
-    """(h,) -> (B h,): v for every sample."""
-    return array_module(v).tile(v.astype(dtype, copy=False), B)
+    """(h,) -> (B h,): v for every sample, aligned as `empty` is."""
+    rows = empty((B, len(v)), dtype, array_module(v))
+    rows[...] = v
+    return rows.reshape(B * len(v))
 
 
 def _chunks(T):
@@ -221,14 +232,6 @@ def _slices(W, b_f, b_r, k, dtype):
     blocks[:, w] = 0
     blocks[1, w], blocks[2, w] = b_f, b_r
     blocks[1:3] *= 0.5
-    return blocks
-
-
-def _transposed(W, k, dtype):
-    """W (w, k h) as k contiguous blocks (k, h, w)."""
-    w, h = W.shape[0], W.shape[1] // k
-    blocks = empty((k, h, w), dtype, array_module(W))
-    blocks[...] = W.reshape(w, k, h).transpose(1, 2, 0)
     return blocks
 
 
