@@ -93,11 +93,12 @@ def attention_places(layers, every=1, last=None):
 
 
 def build(layer, vocab, d, *, layers=4, projection=None, heads=1, window=None, memory=None, attention_every=1,
-          attention_last=None, highway_bias=-2.0, dropout=0.0, attention_dropout=0.0, rng=None, dtype=None):
+          attention_last=None, layer_norm=True, highway_bias=-2.0, dropout=0.0, attention_dropout=0.0, rng=None,
+          dtype=None):
     """A LanguageModel of `layers` layers d wide.
 
     layer       "sru"; "sru-proj" (SRU++ without attention, layer norm kept); "srupp"; "lstm"
-    projection  d' of "sru-proj" and "srupp"; default d // 4
+    projection  d' of "sru-proj" and "srupp"; default d // 4;  layer_norm: whether these two have theirs
     memory      slots of SRU++'s memory, through which no gradient flows (truncated backpropagation through time)
     dropout     before and behind the layers, of the rows that W_o maps, and of the recurrence (all layers but the last)
 
@@ -118,17 +119,19 @@ def build(layer, vocab, d, *, layers=4, projection=None, heads=1, window=None, m
         else:
             stack.append(SRUpp(
                 d, d, projection, heads, attention=attends and layer == "srupp", window=window, memory=memory,
-                detach_memory=True, highway_bias=highway_bias, dropout=dropout, attention_dropout=attention_dropout,
-                recurrent_dropout=recurrent_dropout, **common))
+                layer_norm=layer_norm, detach_memory=True, highway_bias=highway_bias, dropout=dropout,
+                attention_dropout=attention_dropout, recurrent_dropout=recurrent_dropout, **common))
     return LanguageModel(vocab, d, stack, dropout, rng=rng, dtype=dtype)
 
 
-def count_parameters(layer, vocab, d, *, layers=4, projection=None, attention_every=1, attention_last=None, **settings):
+def count_parameters(layer, vocab, d, *, layers=4, projection=None, attention_every=1, attention_last=None,
+                     layer_norm=True, **settings):
     """The number of parameters of `build` with these settings (a test counts them)."""
     check_choice("count_parameters", "layer", layer, LAYERS)
     p = d // 4 if projection is None else projection
     attending = sum(attention_places(layers, attention_every, attention_last)) if layer == "srupp" else 0
-    each = {"lstm": 8 * d * d + 4 * d, "sru": 3 * d * d + 4 * d}.get(layer, d * p + 3 * p * d + 4 * d + 2 * p)
+    each = {"lstm": 8 * d * d + 4 * d, "sru": 3 * d * d + 4 * d}.get(
+        layer, d * p + 3 * p * d + 4 * d + 2 * p * layer_norm)
     return vocab * d + d * vocab + vocab + layers * each + attending * (2 * p * p + 1)
 
 

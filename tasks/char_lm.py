@@ -68,8 +68,9 @@ LABELS = {"sru": "SRU", "sru-proj": "projected SRU", "srupp": "SRU++", "lstm": "
 DEFAULTS = {
     "data": None, "layer": "srupp", "compare": None, "width": 256, "ratio": 4, "layers": 4, "lstm_layers": 2,
     "heads": 1, "unroll": 128, "memory": None, "window": None, "attention_every": 1, "attention_last": None,
-    "highway_bias": -2.0, "dropout": 0.0, "attention_dropout": 0.0, "batch_size": 16, "optimizer": "radam", "lr": 6e-3,
-    "schedule": "cosine", "warmup": None, "clip_norm": 1.0, "eval_every": 250, "valid_bytes": 100_000}
+    "no_layer_norm": False, "highway_bias": -2.0, "dropout": 0.0, "attention_dropout": 0.0, "batch_size": 16,
+    "optimizer": "radam", "lr": 6e-3, "schedule": "cosine", "warmup": None, "clip_norm": 1.0,
+    "eval_every": 250, "valid_bytes": 100_000}
 STEPS = 3000
 LOG_EVERY = 10
 TOLERANCE = 0.03                                    # of the number of parameters, in a comparison
@@ -95,6 +96,8 @@ def parse(argv):
     own.add_argument("--window", type=whole(1), help="srupp: steps that a step sees, itself one (default: all it has)")
     own.add_argument("--attention-every", type=whole(1), help="srupp: attention in each N-th layer (default 1)")
     own.add_argument("--attention-last", type=whole(0), help="srupp: attention in the last N layers")
+    own.add_argument("--no-layer-norm", action="store_true", default=None,
+                     help="sru-proj, srupp: without the layer norm before W_o")
     own.add_argument("--highway-bias", type=number(), help="not lstm: first value (default -2)")
     own.add_argument("--dropout", type=number(0), help="default 0")
     own.add_argument("--attention-dropout", type=number(0), help="srupp (default 0)")
@@ -195,7 +198,7 @@ def sizes(name, settings, width):
     """Keywords of `build` and `count_parameters` on which the number of parameters depends."""
     return {"layers": settings["lstm_layers" if name == "lstm" else "layers"],
             "projection": width // settings["ratio"], "attention_every": settings["attention_every"],
-            "attention_last": settings["attention_last"]}
+            "attention_last": settings["attention_last"], "layer_norm": not settings["no_layer_norm"]}
 
 
 def size(name, settings, vocab, width):
