@@ -406,7 +406,7 @@ def restore(path):
     """(model, vocabulary) of a checkpoint of this task. Raises CheckpointError for another or a damaged one."""
     tensors, meta = load_checkpoint(path)
     try:
-        config = meta["config"]
+        config = {**DEFAULTS, **meta["config"]}     # settings that are younger than the checkpoint have their default
         name, vocabulary = config["layer"], Vocabulary(config["vocabulary"])
         # In training a step saw at most the memory and its own segment; here it sees no more.
         most = config["unroll"] + (config["unroll"] if config["memory"] is None else config["memory"])
