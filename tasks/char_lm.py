@@ -407,7 +407,7 @@ def restore(path):
     tensors, meta = load_checkpoint(path)
     try:
         config = {**DEFAULTS, **meta["config"]}     # settings that are younger than the checkpoint have their default
-        name, vocabulary = config["layer"], Vocabulary(config["vocabulary"])
+        name, vocabulary = meta["config"]["layer"], Vocabulary(config["vocabulary"])
         # In training a step saw at most the memory and its own segment; here it sees no more.
         most = config["unroll"] + (config["unroll"] if config["memory"] is None else config["memory"])
         model = build_model(config, name, len(vocabulary), window=config["window"] or most)
