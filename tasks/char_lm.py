@@ -225,7 +225,7 @@ def plan(settings, vocab):
         return [(settings["layer"], settings)]
     expected, planned = size("srupp", settings, vocab, settings["width"]), []
     for name in names_of(settings):
-        # Only SRU++ and its projected form need d' to be whole, and to be divided by the heads.
+        # Only SRU++ and its projected form need d' to be whole, and SRU++ alone to be divided by the heads.
         grain = {"srupp": {"ratio": settings["ratio"], "heads": settings["heads"]},
                  "sru-proj": {"ratio": settings["ratio"]}}.get(name, {"ratio": 1})
         width = settings["width"] if name == "srupp" else width_for(

@@ -359,3 +359,11 @@ def test_a_model_of_other_layers():
     model = LanguageModel(VOCAB, 4, layers, rng=rng, dtype="float64")
     report = gradcheck(model, (ids_of(),), mode="direction")
     assert report.ok, report
+
+
+def test_heads_are_those_of_the_attention_alone():
+    """The projected SRU has none: a comparison with --heads 2 may give it an odd d'."""
+    model = build("sru-proj", 20, 28, projection=7, heads=2, layers=1, rng=0)
+    assert model.layers.layers[0].W_q.value.shape == (28, 7)
+    with pytest.raises(ValueError, match="projection is 7 and heads 2"):
+        build("srupp", 20, 28, projection=7, heads=2, layers=1, rng=0)
