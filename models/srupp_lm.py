@@ -120,7 +120,8 @@ def build(layer, vocab, d, *, layers=4, projection=None, heads=1, window=None, m
             stack.append(SRUpp(
                 d, d, projection, heads if layer == "srupp" else 1, attention=attends and layer == "srupp",
                 window=window, memory=memory, layer_norm=layer_norm, detach_memory=True,
-                highway_bias=highway_bias, dropout=dropout, attention_dropout=attention_dropout, recurrent_dropout=recurrent_dropout, **common))
+                highway_bias=highway_bias, dropout=dropout, attention_dropout=attention_dropout,
+                recurrent_dropout=recurrent_dropout, **common))
     return LanguageModel(vocab, d, stack, dropout, rng=rng, dtype=dtype)
 
 
