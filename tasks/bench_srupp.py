@@ -10,7 +10,7 @@ import numpy as np
 from minigrad.backend import empty
 from minigrad.functional import attention_blocks, softmax_attention
 from minigrad.layers import SRU, SRUpp
-from minigrad.layers.srupp import KeysAndValues
+from minigrad.layers.srupp_memory import KeysAndValues
 from models.srupp_lm import build
 from tasks import bench_measure
 from tasks.bench_measure import STRAIGHT, Side, measure

@@ -20,7 +20,8 @@ from oracles import (
 
 from minigrad.backend import uniform_like
 from minigrad.layers import SRU
-from minigrad.layers.sru import CHUNK, sru_step, sru_step_backward
+from minigrad.layers.sru import sru_step, sru_step_backward
+from minigrad.layers.sru_loop import CHUNK
 
 H = 5
 HIGHWAY_BIAS = -1.0

@@ -6,26 +6,16 @@ Derivation of the backward: docs/derivations/srupp.md.
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from minigrad.backend import array_module, empty, matmul, on_host, zeros
+from minigrad.backend import array_module, empty, matmul
 from minigrad.check import check_choice, check_count, check_mask, check_number, check_rank_and_width, check_shape
 from minigrad.functional import softmax_attention
-from minigrad.initializers import generator, glorot_uniform
+from minigrad.initializers import generator, glorot_uniform, zeros
 from minigrad.layers.dropout import Dropout
 from minigrad.layers.norm import LayerNorm
 from minigrad.layers.recurrent import Packing, Recurrent, pack, split_upstream, unpack
-from minigrad.layers.sru import (
-    ACTIVATIONS,
-    RecurrenceCache,
-    highway_scale,
-    recurrence_backward,
-    recurrence_forward,
-    recurrence_parameters,
-    sru_step,
-    time_first,
-    variational_mask,
-)
+from minigrad.layers.sru import ACTIVATIONS, highway_scale, recurrence_parameters, sru_step, variational_mask
+from minigrad.layers.sru_loop import RecurrenceCache, recurrence_backward, recurrence_forward, time_first
+from minigrad.layers.srupp_memory import KeysAndValues, Memory, next_memory, next_memory_backward
 from minigrad.parameter import Parameter
 
 # ---- the equations ---------------------------------------------------------------------------------------
@@ -52,131 +42,6 @@ def srupp_attention_backward(dR, cache, W_q, W_k, W_v, alpha):
     dW_q, dW_k, dW_v = (
         (rows.swapaxes(1, 2) @ drows).sum(axis=0) for rows, drows in ((x, dQ), (Q, dK), (Q, dV)))
     return dQ @ W_q.T, (dW_q, dW_k, dW_v, (dR * A).sum())
-
-
-# ---- the memory ------------------------------------------------------------------------------------------
-# The inputs of earlier segments, before W_q; newest last, (B, M, d), with a mask. A sample that has seen fewer than M
-# has its real ones on the right, next to the packed segment: so the real steps of memory and segment are neighbours.
-
-
-class Memory(NamedTuple):
-    """The memory that a segment is given, its real entries moved to the right."""
-
-    z: Any                      # (B, M, d)
-    mask: Any                   # (B, M) boolean, or None where all are known to be real
-    packing: Packing | None     # of the memory read backwards
-
-    @classmethod
-    def of(cls, z, mask):
-        if not z.shape[1] or (on_host(mask) and mask.all()):
-            return cls(z, None, None)
-        packing = Packing.of(mask[:, ::-1])
-        xp, M = array_module(mask), mask.shape[1]
-        aligned = xp.arange(M) >= M - packing.lengths[:, None]
-        return cls(pack(z[:, ::-1], packing)[:, ::-1], aligned, packing)
-
-    def spread(self, dz):
-        """The gradient of the memory as it was given."""
-        return dz if self.packing is None else unpack(dz[:, ::-1], self.packing)[:, ::-1]
-
-
-def next_memory(memory, zs, packing, slots):
-    """(memory (B, slots, d), its mask, what backward needs) after a segment zs (T, B, d), packed; slots=None: M + T.
-
-    Slot j of a sample is row M + length - slots + j of [memory ; segment]; a row below 0 is an empty slot.
-    """
-    xp, (T, B, d), M = array_module(zs), zs.shape, memory.z.shape[1]
-    slots = M + T if slots is None else slots
-    if packing is None or not T:                                             # every sample takes the same rows
-        kept, new = min(max(slots - T, 0), M), min(slots, T)
-        z, mask = zeros((B, slots, d), zs.dtype, xp), xp.zeros((B, slots), bool)
-        z[:, slots - new - kept:slots - new] = memory.z[:, M - kept:]
-        z[:, slots - new:] = zs[T - new:].transpose(1, 0, 2)
-        mask[:, slots - new - kept:slots - new] = True if memory.mask is None else memory.mask[:, M - kept:]
-        mask[:, slots - new:] = True
-        return z, mask, (slots, kept, new)
-    first = M + packing.lengths[:, None] - slots                             # (B, 1), the row of slot 0
-    rows = first + xp.arange(slots)                                          # (B, slots)
-    both = xp.concatenate([memory.z, zs.transpose(1, 0, 2)], axis=1)
-    known = xp.ones((B, M), bool) if memory.mask is None else memory.mask
-    mask = (rows >= 0) & xp.take_along_axis(
-        xp.concatenate([known, xp.ones((B, T), bool)], axis=1), xp.maximum(rows, 0), axis=1)
-    z = xp.where(mask[:, :, None], xp.take_along_axis(both, xp.maximum(rows, 0)[:, :, None], axis=1), 0)
-    return z, mask, (first, mask.copy())
-
-
-def next_memory_backward(dz, taken, M, T):
-    """The gradients of the given memory (B, M, d) and of the segment (B, T, d)."""
-    xp, (B, _, d) = array_module(dz), dz.shape
-    if len(taken) == 3:
-        slots, kept, new = taken
-        dboth = xp.zeros((B, M + T, d), dz.dtype)
-        dboth[:, M - kept:M] = dz[:, slots - new - kept:slots - new]
-        dboth[:, M + T - new:] = dz[:, slots - new:]
-        return dboth[:, :M], dboth[:, M:]
-    first, mask = taken
-    slots = mask.shape[1]
-    if not slots:
-        return xp.zeros((B, M, d), dz.dtype), xp.zeros((B, T, d), dz.dtype)
-    slot = xp.arange(M + T) - first                                          # (B, M+T), where each row went
-    nearest = xp.clip(slot, 0, slots - 1)
-    went = (slot == nearest) & xp.take_along_axis(mask, nearest, axis=1)
-    dboth = xp.where(went[:, :, None], xp.take_along_axis(dz, nearest[:, :, None], axis=1), 0)
-    return dboth[:, :M], dboth[:, M:]
-
-
-# ---- step by step ----------------------------------------------------------------------------------------
-
-
-class KeysAndValues:
-    """Keys and values of the steps so far, (B, heads, n, e), in memory that grows by doubling; or a window of them.
-
-    `append` returns a new view of n + 1 steps and leaves the old one as it is.
-    """
-
-    def __init__(self, keys, values, mask, window=None):
-        self.window, self.mask = window, mask                                # mask (B, n at the beginning) or None
-        self.store, self.first, self.last, self.masked = [keys, values], 0, keys.shape[2], keys.shape[2]
-        self.taken = [keys.shape[2]]                                         # shared by all views of the store
-
-    def append(self, key, value):
-        """With key and value (B, heads, e) behind the others."""
-        after = object.__new__(KeysAndValues)
-        after.__dict__.update(self.__dict__)
-        capacity = self.store[0].shape[2]
-        oldest = self.first if self.window is None else max(self.first, self.last + 1 - self.window)
-        dtype = array_module(key).result_type(key.dtype, self.store[0].dtype)
-        full = self.last == capacity or dtype != self.store[0].dtype
-        if full or self.taken[0] != self.last:                               # or another view went on from here
-            n = self.last - oldest
-            after.store = [self._grown(array, oldest, n, dtype) for array in self.store]
-            after.taken, after.last, after.first = [n], n, 0
-            after.masked = max(0, self.masked - oldest)
-            after.mask = self.mask[:, oldest:self.masked] if self.mask is not None and after.masked else None
-        else:
-            after.first = oldest
-        for array, new in zip(after.store, (key, value)):
-            array[:, :, after.last] = new
-        after.last += 1
-        after.taken[0] = after.last
-        return after
-
-    @staticmethod
-    def _grown(array, oldest, n, dtype):
-        B, heads, _, e = array.shape
-        grown = array_module(array).empty((B, heads, max(16, 2 * n), e), dtype)
-        grown[:, :, :n] = array[:, :, oldest:oldest + n]
-        return grown
-
-    def attend(self, q):
-        """A (B, heads, 1, e) of the query q (B, heads, 1, e) over all that is kept."""
-        keys, values = (array[:, :, self.first:self.last] for array in self.store)
-        mask = None
-        if self.mask is not None and self.first < self.masked:
-            xp, B = array_module(q), len(q)
-            mask = xp.ones((B, 1, 1, self.last - self.first), bool)
-            mask[:, 0, 0, :self.masked - self.first] = self.mask[:, self.first:]
-        return softmax_attention.forward(q, keys, values, mask=mask)[0]
 
 
 # ---- the layer -------------------------------------------------------------------------------------------
@@ -253,7 +118,7 @@ class SRUpp(Recurrent):
             W_kv = glorot_uniform(rng, (projection, 2 * projection), dtype)  # as one matrix: bound sqrt(6 / 3d')
             self.W_k = Parameter(W_kv[:, :projection].copy(), "W_k")
             self.W_v = Parameter(W_kv[:, projection:].copy(), "W_v")
-            self.alpha = Parameter(np.zeros(1, W_kv.dtype), "alpha")
+            self.alpha = Parameter(zeros((1,), dtype), "alpha")
         self.norm = LayerNorm(projection, dtype=dtype) if layer_norm else None
         self.W_o, self.v_f, self.v_r, self.b_f, self.b_r = recurrence_parameters(
             "SRUpp", projection, h, k, highway_bias, v_range, rng, dtype)
