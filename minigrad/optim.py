@@ -35,6 +35,8 @@ def unique_parameters(parameters, owner):
 class Optimizer:
     """Base: a subclass names its accumulators in `slots` and writes `update(theta, g, *accumulators)`.
 
+    no_decay: parameters that weight_decay leaves alone (biases, gains, those that get no gradient).
+
     `accumulators[slot]` is a list of arrays, one a parameter, in the order of `parameters`; with `steps`, the
     number of steps taken, it is all that a continued run needs. They are made with the dtype and on the device that the
     parameters have then: convert or move a layer first.
@@ -42,12 +44,16 @@ class Optimizer:
 
     slots = ()
 
-    def __init__(self, parameters, lr, weight_decay=0.0):
+    def __init__(self, parameters, lr, weight_decay=0.0, no_decay=()):
         name = type(self).__name__
         self.parameters = unique_parameters(parameters, name)
         check_number(name, "lr", lr, 0, open_high=True)
         check_number(name, "weight_decay", weight_decay, 0, open_high=True)
         self.lr, self.weight_decay, self.steps = lr, weight_decay, 0
+        spared = {id(parameter) for parameter in unique_parameters(no_decay, name)} if no_decay else set()
+        if spared - {id(parameter) for parameter in self.parameters}:
+            raise ValueError(f"{name}: no_decay has a parameter that is not among the parameters; expected some of them")
+        self.decays = [id(parameter) not in spared for parameter in self.parameters]
         self.accumulators = {slot: [array_module(p.value).zeros_like(p.value) for p in self.parameters]
                              for slot in self.slots}
 
@@ -56,7 +62,7 @@ class Optimizer:
         self.steps += 1
         for n, parameter in enumerate(self.parameters):
             theta, g = parameter.value, parameter.grad
-            if self.weight_decay:
+            if self.weight_decay and self.decays[n]:
                 g = self.decay(theta, g)
             self.update(theta, g, *(self.accumulators[slot][n] for slot in self.slots))
 
@@ -80,8 +86,8 @@ class Optimizer:
 class SGD(Optimizer):
     """theta <- theta - lr g."""
 
-    def __init__(self, parameters, lr=0.01, weight_decay=0.0):
-        super().__init__(parameters, lr, weight_decay)
+    def __init__(self, parameters, lr=0.01, weight_decay=0.0, no_decay=()):
+        super().__init__(parameters, lr, weight_decay, no_decay)
 
     def update(self, theta, g):
         theta -= self.lr * g
@@ -92,8 +98,8 @@ class Momentum(Optimizer):
 
     slots = ("v",)
 
-    def __init__(self, parameters, lr=0.01, momentum=0.9, nesterov=False, weight_decay=0.0):
-        super().__init__(parameters, lr, weight_decay)
+    def __init__(self, parameters, lr=0.01, momentum=0.9, nesterov=False, weight_decay=0.0, no_decay=()):
+        super().__init__(parameters, lr, weight_decay, no_decay)
         check_number("Momentum", "momentum", momentum, 0, 1, open_high=True)
         self.momentum, self.nesterov = momentum, nesterov
 
@@ -114,8 +120,8 @@ class Adadelta(Optimizer):
 
     slots = ("E_g2", "E_d2")
 
-    def __init__(self, parameters, lr=1.0, rho=0.95, eps=1e-6, weight_decay=0.0):
-        super().__init__(parameters, lr, weight_decay)
+    def __init__(self, parameters, lr=1.0, rho=0.95, eps=1e-6, weight_decay=0.0, no_decay=()):
+        super().__init__(parameters, lr, weight_decay, no_decay)
         check_number("Adadelta", "rho", rho, 0, 1, open_high=True)
         check_number("Adadelta", "eps", eps, 0, open_low=True, open_high=True)
         self.rho, self.eps = rho, eps
@@ -141,13 +147,13 @@ class RMSprop(Optimizer):
 
     slots = ("E_g2", "E_g", "v")
 
-    def __init__(self, parameters, lr=1e-3, rho=0.9, eps=1e-8, momentum=0.0, centred=False, weight_decay=0.0):
+    def __init__(self, parameters, lr=1e-3, rho=0.9, eps=1e-8, momentum=0.0, centred=False, weight_decay=0.0, no_decay=()):
         check_number("RMSprop", "rho", rho, 0, 1, open_high=True)
         check_number("RMSprop", "eps", eps, 0, open_low=True, open_high=True)
         check_number("RMSprop", "momentum", momentum, 0, 1, open_high=True)
         self.rho, self.eps, self.momentum, self.centred = rho, eps, momentum, centred
         self.slots = ("E_g2", *(["E_g"] if centred else []), *(["v"] if momentum else []))
-        super().__init__(parameters, lr, weight_decay)
+        super().__init__(parameters, lr, weight_decay, no_decay)
 
     def update(self, theta, g, E_g2, *others):
         xp, others = array_module(theta), list(others)
@@ -178,8 +184,8 @@ class Adam(Optimizer):
 
     slots = ("m", "v")
 
-    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
-        super().__init__(parameters, lr, weight_decay)
+    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, no_decay=()):
+        super().__init__(parameters, lr, weight_decay, no_decay)
         name = type(self).__name__
         if not isinstance(betas, tuple | list) or len(betas) != 2:
             raise ValueError(f"{name}: betas is {betas!r}; expected a pair of numbers")
@@ -201,8 +207,8 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019): first theta <- (1 - lr weight_decay) theta."""
 
-    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
-        super().__init__(parameters, lr, betas, eps, weight_decay)
+    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, no_decay=()):
+        super().__init__(parameters, lr, betas, eps, weight_decay, no_decay)
 
     def decay(self, theta, g):
         theta *= 1 - self.lr * self.weight_decay
@@ -223,8 +229,8 @@ class RAdam(AdamW):
     five steps are of the second kind; with beta2 <= 2/3 all are.
     """
 
-    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
-        super().__init__(parameters, lr, betas, eps, weight_decay)
+    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, no_decay=()):
+        super().__init__(parameters, lr, betas, eps, weight_decay, no_decay)
 
     def update(self, theta, g, m, v):
         xp, t, (beta1, beta2) = array_module(theta), self.steps, self.betas

@@ -22,7 +22,7 @@ from minigrad.runlog import RunLog
 from minigrad.tree import tree_leaves, tree_map
 
 # What a resumed run may change without becoming another run.
-FREE_SETTINGS = ("steps", "epochs", "target", "device", "threads", "quiet", "out", "resume", "data")
+FREE_SETTINGS = ("steps", "epochs", "target", "device", "threads", "quiet", "out", "resume", "data", "sts", "jobs")
 
 LOGGED = ("step", "seconds", "lr", "loss", "grad_norm")             # columns of log.csv; the evaluation's follow
 
@@ -44,7 +44,8 @@ class Trainer:
     forward_backward    f(model, batch, rng) -> loss, a 0-d array; runs forward and backward
     evaluate            f(model) -> {name: float}, the same names each time
     out                 the run folder; must exist
-    best                the name in `evaluate`'s result whose smallest value decides which checkpoint is `best`
+    best                the name in `evaluate`'s result whose smallest value decides which checkpoint is `best`, its
+                        largest with `largest`
     config              JSON-able settings, kept in each checkpoint; a resumed run must have the same
     clip_norm, clip_value   clipping by global norm, by value (first the value, then the norm); None: not
     seed, device        of the steps' random numbers, and where the batches go
@@ -61,7 +62,7 @@ class Trainer:
 
     def __init__(self, model, optimizer, batches, forward_backward, evaluate, *, out, best, config=None,
                  clip_norm=None, clip_value=None, seed=0, device="cpu", log_every=50, eval_every=200, quiet=False,
-                 schedule=None, carried=None):
+                 schedule=None, carried=None, largest=False):
         check_count("Trainer", "log_every", log_every)
         check_count("Trainer", "eval_every", eval_every)
         for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
@@ -73,6 +74,7 @@ class Trainer:
         self.clip_norm, self.clip_value = clip_norm, clip_value
         self.seed, self.device, self.quiet = seed, device, quiet
         self.log_every, self.eval_every, self.schedule = log_every, eval_every, schedule
+        self.largest = largest
         self.log = RunLog(self.out / "log.csv")
         self.named = dict(model.named_parameters())
         self.step, self.seconds = 0, 0.0
@@ -212,10 +214,14 @@ class Trainer:
         value = evaluated.get(self.best_name) if evaluated["step"] == self.step else None
         if value is not None and not math.isfinite(value):
             raise NonFiniteError(f"step {self.step}: {self.best_name} is {value}; {self._kept()}")
-        if value is not None and (self.best["value"] is None or value < self.best["value"]):
+        if value is not None and self._improves(value):
             self.best = {"value": value, "step": self.step}
             save_checkpoint(self.out / "best.safetensors", *self._state())
         save_checkpoint(self.out / "last.safetensors", *self._state())
+
+    def _improves(self, value):
+        best = self.best["value"]
+        return best is None or (value > best if self.largest else value < best)
 
     def _tensors(self):
         """{name: array}, the arrays themselves, of all that a resumed run needs."""

@@ -143,7 +143,7 @@ def _saved_settings(parser, folder, expected):
     return saved
 
 
-def make_optimizer(settings, parameters):
+def make_optimizer(settings, parameters, no_decay=()):
     """The optimizer that `settings` name, with its lr, eps and weight_decay if they are given.
 
     Raises UsageError for an unknown one, and for an eps where the optimizer has none.
@@ -154,7 +154,7 @@ def make_optimizer(settings, parameters):
     given = {key: settings[key] for key in ("lr", "eps", "weight_decay") if settings.get(key) is not None}
     if "eps" in given and name in ("sgd", "momentum"):
         raise UsageError(f"--eps is {given['eps']}, but the optimizer {name} has no eps")
-    return OPTIMIZERS[name](parameters, **given)
+    return OPTIMIZERS[name](parameters, **given, no_decay=no_decay)
 
 
 def clip_settings(settings):

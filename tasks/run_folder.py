@@ -14,7 +14,7 @@ import numpy as np
 
 from minigrad.checkpoint import CheckpointError, write_atomically
 
-RESUMED_WITH = ("steps", "epochs", "target", "device", "threads", "quiet", "data")      # what --resume may change
+RESUMED_WITH = ("steps", "epochs", "target", "device", "threads", "quiet", "data", "sts", "jobs")      # what --resume may change
 
 
 class UsageError(ValueError):

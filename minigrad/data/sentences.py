@@ -1,0 +1,190 @@
+"""Sentences: reading them, words, the vocabulary, noise for a denoising autoencoder, and batches of like length."""
+
+import re
+from collections import Counter
+
+import numpy as np
+
+from minigrad.check import check_choice, check_count, check_number
+from minigrad.data.files import DataError, read_unpacked
+
+SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
+PAD, CLS, SEP, UNK, MASK = range(len(SPECIAL))
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def read_sentences(path):
+    """[str] of a text file, one sentence a line (plain, .gz, or the one file of a .zip; UTF-8).
+
+    Blank lines are left out. Raises DataError, one line, for a file that is missing, damaged, not UTF-8 (with the
+    line's number), or without a sentence.
+    """
+    sentences = []
+    for number, line in enumerate(read_unpacked(path).split(b"\n"), 1):
+        try:
+            sentence = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}, line {number}: not UTF-8 (byte {error.object[error.start]:#04x} at position "
+                            f"{error.start})") from error
+        if sentence:
+            sentences.append(sentence)
+    if not sentences:
+        raise DataError(f"{path}: no sentence in it; expected one a line")
+    return sentences
+
+
+def words_of(sentence):
+    """[str]: its words in lower case, and each mark of punctuation by itself."""
+    return WORD.findall(sentence.lower())
+
+
+class WordVocabulary:
+    """The words of a model: id n is words[n]; first the special ones, [PAD] = 0, [CLS], [SEP], [UNK], [MASK].
+
+    Raises ValueError for words that do not begin with the special ones, and for one that comes twice.
+    """
+
+    def __init__(self, words):
+        self.words = list(words)
+        if tuple(self.words[:len(SPECIAL)]) != SPECIAL:
+            raise ValueError(f"WordVocabulary: words begin with {self.words[:len(SPECIAL)]}; expected {list(SPECIAL)}")
+        self.ids = {word: n for n, word in enumerate(self.words)}
+        if len(self.ids) < len(self.words):
+            twice = next(word for n, word in enumerate(self.words) if self.ids[word] != n)
+            raise ValueError(f"WordVocabulary: {twice!r} comes twice; expected each word once")
+
+    @classmethod
+    def of(cls, sentences, size):
+        """The `size` most frequent words of the sentences, the special ones counted; alphabetically where equal."""
+        check_count("WordVocabulary", "size", size, least=len(SPECIAL) + 1)
+        counts = Counter(word for sentence in sentences for word in words_of(sentence))
+        frequent = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls([*SPECIAL, *frequent[:size - len(SPECIAL)]])
+
+    def __len__(self):
+        return len(self.words)
+
+    def encode(self, sentence):
+        """(n,) int64, a word's id each, [UNK] for a word that the vocabulary has not."""
+        return np.array([self.ids.get(word, UNK) for word in words_of(sentence)], np.int64)
+
+    def decode(self, ids):
+        """str: the words, with a space between them."""
+        return " ".join(self.words[int(n)] for n in ids)
+
+
+def padded(sequences, value=PAD):
+    """(ids, mask), (B, L) each, of sequences of ids: to the right of each, up to the longest one, stands `value`."""
+    lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+    mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    ids = np.full(mask.shape, value, np.int64)
+    if len(sequences):
+        ids[mask] = np.concatenate([np.asarray(sequence, np.int64) for sequence in sequences])
+    return ids, mask
+
+
+def enclosed(ids, begin=CLS, end=SEP):
+    """begin, the words, end."""
+    return np.concatenate([[begin], ids, [end]])
+
+
+# ---- noise -----------------------------------------------------------------------------------------------
+# `ratio` is the share of words that a noise touches, each independently. (TSDAE's scripts differ among themselves:
+# in some of them del_ratio = 0.6 keeps 60 %.)
+
+def delete_words(ids, ratio, vocab, rng):
+    """Each word is deleted with probability `ratio`; of a sentence that would lose all one is kept, any (TSDAE).
+
+    E[words kept] = (1 - ratio) n + ratio^n for n words.
+    """
+    kept = rng.random(len(ids)) >= ratio
+    if len(ids) and not kept.any():
+        kept[rng.integers(len(ids))] = True
+    return ids[kept]
+
+
+def swap_words(ids, ratio, vocab, rng):
+    """The chosen words change places among themselves, in a random order."""
+    noisy, places = ids.copy(), np.flatnonzero(rng.random(len(ids)) < ratio)
+    noisy[places] = ids[rng.permutation(places)]
+    return noisy
+
+
+def mask_words(ids, ratio, vocab, rng):
+    """[MASK] takes the place of each chosen word."""
+    return np.where(rng.random(len(ids)) < ratio, MASK, ids)
+
+
+def replace_words(ids, ratio, vocab, rng):
+    """A word of the vocabulary, any but the special ones, takes the place of each chosen word."""
+    return np.where(rng.random(len(ids)) < ratio, rng.integers(len(SPECIAL), vocab, len(ids)), ids)
+
+
+def add_words(ids, ratio, vocab, rng):
+    """Behind each chosen word comes a word of the vocabulary, any but the special ones."""
+    places = np.flatnonzero(rng.random(len(ids)) < ratio)
+    return np.insert(ids, places + 1, rng.integers(len(SPECIAL), vocab, len(places)))
+
+
+NOISES = {"delete": delete_words, "swap": swap_words, "mask": mask_words, "replace": replace_words, "add": add_words}
+
+
+# ---- batches ---------------------------------------------------------------------------------------------
+
+POOL = 50           # batches whose sentences are sorted by length together
+
+
+class DenoisingBatches:
+    """Batches of sentences and of the same with noise: batches[s] -> (noisy, noisy_mask, clean, clean_mask).
+
+    sequences    [(n,) int64] the words of each sentence, n > 0; both copies get [CLS] in front and [SEP] behind
+    noise        delete, swap, mask, replace, add, with the share `ratio` of words that it touches
+    vocab        words are drawn from 5 ... vocab-1 (replace, add)
+
+    Each (B, L) int64 with its mask (B, L); L is that of the batch's longest sentence. An epoch meets every sentence
+    once, but for a rest smaller than a batch: in random order, then by length within POOL batches at a time, the
+    batches of a pool in random order. Order and noise are functions of (seed, epoch) and (seed, step): they differ from
+    epoch to epoch, and a resumed run goes on exactly.
+
+    Raises ValueError for fewer sentences than a batch has, for an empty one, and for a wrong noise or ratio.
+    """
+
+    def __init__(self, sequences, batch_size, seed, *, noise="delete", ratio=0.6, vocab):
+        check_count("DenoisingBatches", "batch_size", batch_size)
+        check_choice("DenoisingBatches", "noise", noise, NOISES)
+        check_number("DenoisingBatches", "ratio", ratio, 0, 1)
+        check_count("DenoisingBatches", "vocab", vocab, least=len(SPECIAL) + 1)
+        if len(sequences) < batch_size:
+            raise ValueError(f"DenoisingBatches: {len(sequences)} sentences; expected at least a batch of {batch_size}")
+        self.sequences, self.batch_size, self.seed = list(sequences), batch_size, seed
+        self.noise, self.ratio, self.vocab = NOISES[noise], ratio, vocab
+        self.lengths = np.array([len(sequence) for sequence in self.sequences])
+        if not self.lengths.all():
+            raise ValueError(f"DenoisingBatches: sentence {int(self.lengths.argmin())} has no word; expected at least "
+                             "one in each")
+        self.per_epoch = len(self.sequences) // batch_size
+        self._epoch, self._order = None, None
+
+    def position(self, step):
+        """(epoch, batch within it) of a step."""
+        return divmod(step, self.per_epoch)
+
+    def order(self, epoch):
+        """(per_epoch, batch_size): the sentences of each batch of an epoch."""
+        rng = np.random.default_rng([self.seed, epoch, 1])
+        order, pools = rng.permutation(len(self.sequences))[:self.per_epoch * self.batch_size], []
+        for start in range(0, len(order), POOL * self.batch_size):
+            pool = order[start:start + POOL * self.batch_size]
+            pool = pool[self.lengths[pool].argsort(kind="stable")].reshape(-1, self.batch_size)
+            pools.append(pool[rng.permutation(len(pool))])
+        return np.concatenate(pools)
+
+    def __getitem__(self, step):
+        epoch, n = self.position(step)
+        if epoch != self._epoch:                                 # a memo of a pure function
+            self._epoch, self._order = epoch, self.order(epoch)
+        rng = np.random.default_rng([self.seed, step, 2])
+        clean = [self.sequences[row] for row in self._order[n]]
+        noisy = [self.noise(ids, self.ratio, self.vocab, rng) for ids in clean]
+        noisy, clean = ([enclosed(ids) for ids in rows] for rows in (noisy, clean))
+        return (*padded(noisy), *padded(clean))
