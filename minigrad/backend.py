@@ -263,6 +263,20 @@ def zeros(shape, dtype, xp=np):
     return array
 
 
+CACHE_BLOCK = 1 << 18              # bytes: several arrays of this size fit into a core's cache
+
+
+def cache_blocks(array):
+    """[index]: parts of an array along its first axis that stay in the cache while several operations pass over each.
+
+    One index, the whole, for a small array and on a GPU, where every operation is a launch.
+    """
+    if not on_host(array) or array.nbytes <= CACHE_BLOCK:
+        return [...]
+    rows = max(1, CACHE_BLOCK * len(array) // array.nbytes)
+    return [slice(first, first + rows) for first in range(0, len(array), rows)]
+
+
 def matmul(a, b):
     """a @ b for arrays of at least two axes, into memory as `empty` gives it.
 

@@ -6,7 +6,7 @@ They are namespaces, not layers: `y, cache = softmax.forward(x)`, `dx = softmax.
 import math
 from typing import Any, NamedTuple
 
-from minigrad.backend import array_module, empty, erf, matmul, sigmoid, uniform_like, zeros
+from minigrad.backend import array_module, cache_blocks, empty, erf, matmul, sigmoid, uniform_like, zeros
 from minigrad.check import check_count, check_number, check_shape
 
 GELU_CUBE = 0.044715
@@ -104,37 +104,44 @@ class gelu:
 
 
 class gelu_tanh:
-    """y = x (1 + t) / 2, t = tanh(sqrt(2 / pi) (x + 0.044715 x^3)): the approximation of GELU by tanh.
+    """y = x Phi, Phi = (1 + t) / 2, t = tanh(c (x + 0.044715 x^3)), c = sqrt(2 / pi): GELU's approximation by tanh.
 
-    Backward: dx = ((1 + t) / 2 + x (1 - t^2) sqrt(2 / pi) (1 + 3 0.044715 x^2) / 2) dy."""
+    Backward: dx = (Phi + x Phi') dy, Phi' = 2 c (1 + 3 0.044715 x^2) Phi (1 - Phi), since 1 - t^2 = 4 Phi (1 - Phi)."""
+
+    c = math.sqrt(2 / math.pi)
 
     @staticmethod
     def forward(x):
-        t = x * x
-        t *= GELU_CUBE
-        t += 1
-        t *= x
-        t *= math.sqrt(2 / math.pi)
-        array_module(x).tanh(t, out=t)                                       # in place: large arrays, few of them
-        y = t + 1
-        y *= x
-        y *= 0.5
-        return y, (x, t)
+        xp, c = array_module(x), gelu_tanh.c
+        y, Phi = empty(x.shape, x.dtype, xp), empty(x.shape, x.dtype, xp)
+        for part in cache_blocks(x):                                         # and in place: passes over memory cost most
+            x_part, Phi_part = x[part], Phi[part]
+            xp.multiply(x_part, x_part, out=Phi_part)
+            Phi_part *= c * GELU_CUBE
+            Phi_part += c
+            Phi_part *= x_part
+            xp.tanh(Phi_part, out=Phi_part)
+            Phi_part += 1
+            Phi_part *= 0.5
+            xp.multiply(x_part, Phi_part, out=y[part])
+        return y, (x, Phi)
 
     @staticmethod
     def backward(dy, cache):
-        x, t = cache
-        slope = x * x
-        slope *= 3 * GELU_CUBE
-        slope += 1
-        slope *= math.sqrt(2 / math.pi)
-        slope *= x
-        slope *= 1 - t * t
-        slope += t
-        slope += 1
-        slope *= 0.5
-        slope *= dy
-        return slope
+        x, Phi = cache
+        xp, c = array_module(dy), gelu_tanh.c
+        dx = empty(x.shape, xp.result_type(x, dy), xp)
+        for part in cache_blocks(x):
+            x_part, Phi_part, slope = x[part], Phi[part], dx[part]
+            xp.multiply(x_part, x_part, out=slope)
+            slope *= 6 * GELU_CUBE * c
+            slope += 2 * c
+            slope *= x_part
+            slope *= 1 - Phi_part
+            slope += 1                                                       # Phi (1 + x Phi' / Phi)
+            slope *= Phi_part
+            slope *= dy[part]
+        return dx
 
 
 class softmax_attention:

@@ -4,7 +4,7 @@ The loss is a 0-d array on the device of its inputs (reading it as a float is th
 waits). `backward(cache, dloss=1.0)` returns the gradient of the first input alone: targets and masks are constants.
 """
 
-from minigrad.backend import array_module, empty, on_host
+from minigrad.backend import array_module, cache_blocks, empty, on_host
 from minigrad.check import check_mask, check_shape
 
 
@@ -49,31 +49,31 @@ class softmax_cross_entropy:
         _check_targets(logits, targets, mask)
         V = logits.shape[-1]
         rows, ids = logits.reshape(-1, V), targets.reshape(-1)                    # (N, V), (N,)
-        P = empty(rows.shape, rows.dtype, xp)            # the one array of this size: z - max z, then exp of it, then P
         if mask is None:
             n = max(ids.size, 1)
-            P[...] = rows
         else:
             real = mask.reshape(-1)
-            P[...] = 0
-            xp.copyto(P, rows, where=real[:, None])
             ids = xp.where(real, ids, 0)
             n = xp.maximum(real.sum(), 1).astype(rows.dtype)
-        P -= P.max(axis=-1, keepdims=True)
-        of_targets = P[xp.arange(ids.size), ids]                                 # (N,)
-        xp.exp(P, out=P)
-        sums = P.sum(axis=-1, keepdims=True)                                     # (N, 1)
+        exponentials = empty(rows.shape, rows.dtype, xp)                         # the one array of this size
+        sums, of_targets = empty((len(rows), 1), rows.dtype, xp), empty(ids.shape, rows.dtype, xp)
+        for part in cache_blocks(rows):                                          # of whole rows
+            z = rows[part] if mask is None else xp.where(real[part, None], rows[part], 0)
+            shifted = xp.subtract(z, z.max(axis=-1, keepdims=True), out=exponentials[part])
+            of_targets[part] = shifted[xp.arange(len(z)), ids[part]]
+            sums[part] = xp.exp(shifted, out=shifted).sum(axis=-1, keepdims=True)
         losses = xp.log(sums[:, 0]) - of_targets                                 # (N,)
-        P /= sums
         weight = xp.ones_like(losses) / n if mask is None else real / n          # (N,)
-        return xp.asarray((losses * weight).sum()), (P, ids, weight, logits.shape)
+        return xp.asarray((losses * weight).sum()), (exponentials, sums, ids, weight, logits.shape)
 
     @staticmethod
     def backward(cache, dloss=1.0):
-        P, ids, weight, shape = cache
-        xp = array_module(P)
+        """softmax(logits) is exponentials / sums: the division goes into the weight of each row."""
+        exponentials, sums, ids, weight, shape = cache
+        xp = array_module(exponentials)
         weight = (weight * dloss)[:, None]                                       # (N, 1)
-        dlogits = xp.multiply(P, weight, out=empty(P.shape, xp.result_type(P, weight), xp))
+        dlogits = empty(exponentials.shape, xp.result_type(exponentials, weight), xp)
+        xp.multiply(exponentials, weight / sums, out=dlogits)
         dlogits[xp.arange(ids.size), ids] -= weight[:, 0]
         return dlogits.reshape(shape)
 

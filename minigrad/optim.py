@@ -8,7 +8,7 @@ The usual order is: zero_grad, forward, backward, clip, step.
 import math
 import sys
 
-from minigrad.backend import array_module
+from minigrad.backend import array_module, cache_blocks
 from minigrad.check import check_number
 from minigrad.parameter import Parameter
 
@@ -52,7 +52,8 @@ class Optimizer:
         self.lr, self.weight_decay, self.steps = lr, weight_decay, 0
         spared = {id(parameter) for parameter in unique_parameters(no_decay, name)} if no_decay else set()
         if spared - {id(parameter) for parameter in self.parameters}:
-            raise ValueError(f"{name}: no_decay has a parameter that is not among the parameters; expected some of them")
+            raise ValueError(f"{name}: no_decay has a parameter that is not among the parameters; expected some of "
+                             "them")
         self.decays = [id(parameter) not in spared for parameter in self.parameters]
         self.accumulators = {slot: [array_module(p.value).zeros_like(p.value) for p in self.parameters]
                              for slot in self.slots}
@@ -61,10 +62,12 @@ class Optimizer:
         """Move every parameter once, in place."""
         self.steps += 1
         for n, parameter in enumerate(self.parameters):
-            theta, g = parameter.value, parameter.grad
-            if self.weight_decay and self.decays[n]:
-                g = self.decay(theta, g)
-            self.update(theta, g, *(self.accumulators[slot][n] for slot in self.slots))
+            arrays = [parameter.value, parameter.grad, *(self.accumulators[slot][n] for slot in self.slots)]
+            for part in cache_blocks(parameter.value):           # every operation is elementwise
+                theta, g, *accumulators = (array[part] for array in arrays)
+                if self.weight_decay and self.decays[n]:
+                    g = self.decay(theta, g)
+                self.update(theta, g, *accumulators)
 
     def decay(self, theta, g):
         """The gradient with the L2 penalty's: g + weight_decay * theta."""
@@ -147,7 +150,8 @@ class RMSprop(Optimizer):
 
     slots = ("E_g2", "E_g", "v")
 
-    def __init__(self, parameters, lr=1e-3, rho=0.9, eps=1e-8, momentum=0.0, centred=False, weight_decay=0.0, no_decay=()):
+    def __init__(self, parameters, lr=1e-3, rho=0.9, eps=1e-8, momentum=0.0, centred=False, weight_decay=0.0,
+                 no_decay=()):
         check_number("RMSprop", "rho", rho, 0, 1, open_high=True)
         check_number("RMSprop", "eps", eps, 0, open_low=True, open_high=True)
         check_number("RMSprop", "momentum", momentum, 0, 1, open_high=True)
@@ -272,7 +276,7 @@ def grad_norm(parameters):
     """
     gradients = [p.grad for p in unique_parameters(parameters, "grad_norm")]
     xp = array_module(*gradients)
-    gradients = [g for g in gradients if g.size]
+    gradients = [g[part] for g in gradients if g.size for part in cache_blocks(g)]
     if not gradients:
         return xp.zeros((), "float64")
     m = xp.stack([abs(g).max() for g in gradients]).max().astype("float64")

@@ -1,4 +1,4 @@
-"""TSDAE: sentence embeddings by rebuilding a sentence from what its noisy copy leaves (Wang et al. 2021, arXiv 2104.06979).
+"""TSDAE: sentence embeddings by rebuilding a sentence from its noisy copy (Wang et al. 2021, arXiv 2104.06979).
 
     noisy sentence -> encoder -> s (d,) -> decoder, which sees s and the words before -> each next word
 
@@ -110,7 +110,7 @@ class Encoder(Layer):
     words     the rows of words and positions
     layers    TransformerEncoderLayers
 
-    forward(ids (B, L), mask=None, rng=None) -> s (B, d), cache; mask (B, L) True at real positions, [CLS] at position 0.
+    forward(ids (B, L), mask=None, rng=None) -> s (B, d), cache; mask (B, L) True where real, [CLS] at position 0.
     backward(ds, cache) -> None: ids have no gradient.
     """
 
@@ -162,8 +162,8 @@ class Decoder(Layer):
     b_v (vocab,)      zero
 
     forward(s (B, d), ids (B, T), predicted=None, rng=None) -> logits (N, vocab), cache. predicted (B, T): where a next
-    word is predicted (None: everywhere); N counts these, row by row. Position t sees the ids 0 ... t, so that padding to
-    the right needs no mask.
+    word is predicted (None: everywhere); N counts these, row by row. Position t sees the ids 0 ... t, so that padding
+    to the right needs no mask.
     backward(dlogits, cache) -> ds.
     """
 
@@ -181,8 +181,10 @@ class Decoder(Layer):
         check_rank_and_width("Decoder", "s", s, 2, self.words.embedding.W.value.shape[1])
         x, words_cache = self.words.forward(ids, None, rng)
         caches, norm_cache = [], None
+        # What stands behind a sentence's last prediction is seen by none of them: the layers leave it out as padding.
+        seen = None if predicted is None else predicted[:, ::-1].cumsum(axis=1)[:, ::-1] > 0
         for layer in self.layers:
-            x, cache = layer.forward(x, s[:, None], rng=rng)
+            x, cache = layer.forward(x, s[:, None], mask=seen, rng=rng)
             caches.append(cache)
         if not self.words.norm_first:
             x, norm_cache = self.words.norm.forward(x)
@@ -242,15 +244,15 @@ class TSDAE(Layer):
     vocabulary    a WordVocabulary, or a number of words (then text cannot be encoded, ids can)
     length        positions of a sentence at most, [CLS] and [SEP] counted
     pooling       "cls", "mean" or "max": what of the encoder is the sentence's embedding
-    tie           the decoder's embedding, positions, norms, self-attention and feed-forward layers are the encoder's own
+    tie           the decoder's embedding, positions, norms, self-attention and feed-forward layers are the encoder's
                   (the same Parameters: one gradient, the sum of all uses). The cross-attention, its norm and the head
                   are the decoder's alone. The output matrix is the decoder's embedding in both cases
     norm          "pre" or "post"; activation "relu", "gelu" or "gelu_tanh"; dropout of rows and parts' outputs;
     attention_dropout    of the self-attention's weights (the cross-attention's one weight is never dropped)
 
-    forward(noisy (B, L), clean (B, T), noisy_mask=None, clean_mask=None, rng=None) -> logits (N, vocab), cache: of the N
-    real words behind a clean sentence's first, row by row; `targets(clean, clean_mask)` are their ids (N,). Both begin
-    with [CLS] and end with [SEP]; masks are True where real. backward(dlogits, cache) -> None.
+    forward(noisy (B, L), clean (B, T), noisy_mask=None, clean_mask=None, rng=None) -> logits (N, vocab), cache: of the
+    N real words behind a clean sentence's first, row by row; `targets(clean, clean_mask)` are their ids (N,). Both
+    begin with [CLS] and end with [SEP]; masks are True where real. backward(dlogits, cache) -> None.
     Raises ValueError and TypeError as its parts do.
     """
 
@@ -280,8 +282,8 @@ class TSDAE(Layer):
         check_ids("TSDAE", "noisy", noisy, noisy_mask, "noisy_mask")
         check_ids("TSDAE", "clean", clean, clean_mask, "clean_mask")
         if len(noisy) != len(clean) or clean.shape[1] < 2:
-            raise ValueError(f"TSDAE: noisy has shape {noisy.shape} and clean {clean.shape}; expected as many sentences "
-                             "in both, and clean ones of at least two positions")
+            raise ValueError(f"TSDAE: noisy has shape {noisy.shape} and clean {clean.shape}; expected as many "
+                             "sentences in both, and clean ones of at least two positions")
         s, encoder_cache = self.encoder.forward(noisy, noisy_mask, rng)
         ids = clean if clean_mask is None else xp.where(clean_mask, clean, PAD)
         predicted = None if clean_mask is None else clean_mask[:, 1:]
@@ -363,7 +365,8 @@ class TSDAE(Layer):
 
     def record(self):
         """What a checkpoint must say of the model beside its tensors; JSON-able."""
-        return {**self.settings, "words": self.vocabulary.words if self.vocabulary else len(self.decoder.b_v.value)}
+        return {**self.settings, "buckets": self.vocabulary.buckets if self.vocabulary else 0,
+                "words": self.vocabulary.words if self.vocabulary else len(self.decoder.b_v.value)}
 
     def save(self, path):
         """Write the model, its vocabulary with it, to one file."""
@@ -381,8 +384,8 @@ class TSDAE(Layer):
         tensors = {name: array for name, array in tensors.items() if not name.startswith(("optimizer.", "trainer."))}
         try:
             settings = dict(meta["config"]["model"])
-            words = settings.pop("words")
-            model = cls(WordVocabulary(words) if isinstance(words, list) else words, **settings, rng=0,
+            words, buckets = settings.pop("words"), settings.pop("buckets", 0)
+            model = cls(WordVocabulary(words, buckets) if isinstance(words, list) else words, **settings, rng=0,
                         dtype=tensors["decoder.b_v"].dtype)
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)

@@ -1,18 +1,19 @@
-"""How fast the recurrent layers are: minigrad beside PyTorch and JAX, and beside the matrix products alone.
+"""How fast the recurrent layers and TSDAE are: minigrad beside PyTorch and JAX, and beside the matrix products alone.
 
     python tasks/bench.py                        the tables of the README, some minutes on 2 cores
     python tasks/bench.py --json bench.json --out bench.png
     python tasks/bench.py --quick                small sizes, some seconds: does everything run and agree?
-    python tasks/bench.py --only srupp           one layer of rra, lstm, srupp, with all that is measured of it
+    python tasks/bench.py --only srupp           one part of rra, lstm, srupp, tsdae, with all that is measured of it
     python tasks/bench.py --rows-only            the layers beside their peers, without the tables of cost
     python tasks/bench.py -S 400 --hidden 256    another size (targets are judged at the default size only)
 
 Forward + backward in float32, with the gradients of x and of all parameters, all sides in this one process: RRALSTM
 against the same equations in PyTorch eager and in jax.jit(lax.scan), LSTM against torch.nn.LSTM, SRUpp against the same
-equations in PyTorch eager and the official module (pip install sru==3.0.0.dev6; it compiles C++ when it is imported). A
-peer that is not installed is left out, with a line that says so. Before anything is timed, every peer must give
-minigrad's outputs and gradients (RRALSTM and LSTM: over the first 100 steps); one that does not gets no figure, and the
-exit status is 1.
+equations in PyTorch eager and the official module (pip install sru==3.0.0.dev6; it compiles C++ when it is imported). Of
+TSDAE a whole training step (forward, backward, AdamW), and the embeddings of sentences of ids, against the same in
+PyTorch eager. A peer that is not installed is left out, with a line that says so. Before anything is timed, every peer
+must give minigrad's outputs and gradients (RRALSTM and LSTM: over the first 100 steps; a step of TSDAE: also how far
+every parameter moves); one that does not gets no figure, and the exit status is 1.
 
 Each side runs in alternating blocks with a pause before, at 1 and at 2 BLAS threads, and counts with its minimum over
 at least 15 calls; a ratio is judged "unsteady" when the median of either side exceeds twice its minimum: measure
@@ -40,21 +41,30 @@ import numpy as np  # noqa: E402, F401 - before tasks.common
 # isort: split
 from minigrad.backend import resolve_device  # noqa: E402
 from minigrad.checkpoint import write_atomically  # noqa: E402
-from tasks import bench_measure, bench_peers, bench_report, bench_srupp, bench_srupp_peers  # noqa: E402
+from tasks import (  # noqa: E402
+    bench_measure,
+    bench_peers,
+    bench_report,
+    bench_srupp,
+    bench_srupp_peers,
+    bench_tsdae,
+)
 from tasks.common import OneLineParser, run, whole  # noqa: E402
 from tasks.run_folder import UsageError, environment  # noqa: E402
 
-PARTS = ("rra", "lstm", "srupp")
+PARTS = ("rra", "lstm", "srupp", "tsdae")
 FULL = {"only": PARTS, "repeats": 15, "pause": 0.25, "cost_repeats": 5,
         "batch_size": 50, "length": 100, "hidden": 128, "window": 10, "srupp_size": (128, 8, 256, 64),
         "over_S": [100, 200, 400, 800, 1600, 3200], "over_B": [10, 20, 40, 80, 160], "over_K": [5, 10, 20, 40, 80],
         "over_L": [128, 256, 512, 1024, 2048, 4096], "over_L_batch": 2, "srupp_window": 128,
-        "step_bytes": 1000, "step_repeats": 5, "step_layers": 4, "step_window": 64}
+        "step_bytes": 1000, "step_repeats": 5, "step_layers": 4, "step_window": 64,
+        "tsdae_size": (64, 24, 128, 4, 2, 8000), "tsdae_encoded": 512}       # B, L, d, heads, layers, vocabulary
 QUICK = {"only": PARTS, "repeats": 3, "pause": 0.01, "cost_repeats": 3,
          "batch_size": 4, "length": 12, "hidden": 16, "window": 3, "srupp_size": (12, 2, 16, 4),
          "over_S": [10, 20, 40], "over_B": [2, 4, 8], "over_K": [2, 4, 8],
          "over_L": [8, 16, 32, 160], "over_L_batch": 2, "srupp_window": 8,
-         "step_bytes": 60, "step_repeats": 2, "step_layers": 2, "step_window": 8}
+         "step_bytes": 60, "step_repeats": 2, "step_layers": 2, "step_window": 8,
+         "tsdae_size": (4, 10, 16, 2, 2, 40), "tsdae_encoded": 20}
 D = 2                                                # width of x, as in the adding problem
 CHECKED = {"adding": 100, "srupp": 512}              # steps over which the peers are compared with minigrad, at most
 LONG_BATCH = 16                                      # of the table over S, at most
@@ -63,8 +73,10 @@ TARGETS = {                                          # (layer, side): ratio of m
     ("RRALSTM", "PyTorch eager"): (0.55, 0.42), ("RRALSTM", "jax.jit(lax.scan)"): (0.35, None),
     ("RRALSTM", "floor"): (2.0, None), ("LSTM", "torch.nn.LSTM"): (1.3, 1.1), ("LSTM", "floor"): (1.7, None),
     ("SRUpp", "PyTorch eager"): (0.55, 0.45), ("SRUpp", "official module"): (0.4, None),
-    ("SRUpp", "floor"): (None, None)}
-TARGET_SIZE = {"adding": ("batch_size", "length", "hidden", "window"), "srupp": ("srupp_size",)}
+    ("SRUpp", "floor"): (None, None), ("TSDAE step", "PyTorch eager"): (1.2, 0.8), ("TSDAE step", "floor"): (None, None),
+    ("TSDAE encode", "PyTorch eager"): (1.0, None)}
+TARGET_SIZE = {"adding": ("batch_size", "length", "hidden", "window"), "srupp": ("srupp_size",),
+               "TSDAE step": ("tsdae_size",), "TSDAE encode": ("tsdae_size", "tsdae_encoded")}
 
 
 # ---- flags -----------------------------------------------------------------------------------------------
@@ -74,7 +86,7 @@ def parse(argv):
     parser = OneLineParser(prog="python tasks/bench.py", description=__doc__, allow_abbrev=False,
                            formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "gpu", "auto"], default="cpu", help="default cpu")
-    parser.add_argument("--only", type=parts, metavar="NAMES", help="some of rra,lstm,srupp (default: all of them)")
+    parser.add_argument("--only", type=parts, metavar="NAMES", help="some of rra,lstm,srupp,tsdae (default: all)")
     parser.add_argument("--rows-only", action="store_true", help="no tables of cost, nothing step by step")
     adding = parser.add_argument_group("RRALSTM and LSTM")
     adding.add_argument("--batch-size", type=whole(1), help="default 50")
@@ -96,7 +108,7 @@ def parse(argv):
 
 
 def parts(text):
-    """An argparse type: names among rra, lstm, srupp with commas between them."""
+    """An argparse type: names among PARTS with commas between them."""
     names = text.replace(" ", "").split(",")
     if not set(names) <= set(PARTS):
         raise argparse.ArgumentTypeError(f"{text!r}; expected names among {', '.join(PARTS)}")
@@ -148,6 +160,8 @@ def measure_all(settings):
               "differing": [], "table": [], "ways": [], "floor": {}, "memory": {}, "cost": [], "stepping": None}
     for family in families(settings):
         add_rows(report, family, settings, threads, limit)
+    if "tsdae" in settings["only"]:
+        add_tsdae(report, settings, threads, limit)
     report["notes"] = list(dict.fromkeys(report["notes"]))
     if settings["rows_only"]:
         return report
@@ -161,23 +175,44 @@ def measure_all(settings):
 
 def add_rows(report, family, settings, threads, limit):
     """Measure a family beside its peers and put it into the report."""
-    layers, x, dy, repeats, pause = family.layers, family.x, family.dy, settings["repeats"], settings["pause"]
+    layers, x, dy = family.layers, family.x, family.dy
     for layer in layers:
         report["memory"][type(layer).__name__] = bench_measure.bytes_per_step(layer, x, dy)
     sides = [bench_measure.our_side(layer, x, dy, threads, limit) for layer in layers]
     peers, notes = bench_peers.peers(PEERS, layers, x, dy, THREADS)
     peers, differing = agreeing(family, peers)
-    sides += peers
-    timings = bench_measure.measure(sides, repeats, pause)
-    floor_parts, floor = bench_measure.measure_floor(family.products, threads, limit, repeats, pause)
-    report["sizes"][family.name] = {"size": family.size, "layers": [type(layer).__name__ for layer in layers]}
     report["notes"] += notes
     report["differing"] += differing
-    report["table"] += table(layers, sides, timings, floor, differs_from_target_size(settings, family.name))
+    add_measured(report, family, [type(layer).__name__ for layer in layers], sides + peers, settings, threads, limit)
+
+
+def add_tsdae(report, settings, threads, limit):
+    """Measure a training step of TSDAE and its encoding beside PyTorch's."""
+    works, notes = bench_tsdae.works(settings, threads, limit, THREADS)
+    report["notes"] += notes
+    for work in works:
+        ours, = work.sides
+        peers, differing = compared({work.name: ours.result()}, work.peers, work.peers)
+        report["differing"] += differing
+        rows = add_measured(report, work, [work.name], [ours, *peers], settings, threads, limit)
+        for row in rows if work.sentences else []:
+            row["per_second"] = 1e3 * work.sentences / row["ms"]
+
+
+def add_measured(report, measured, layers, sides, settings, threads, limit):
+    """Time these sides of a family or a work, whose `layers` they are by name, and its floor; the rows of the table."""
+    repeats, pause = settings["repeats"], settings["pause"]
+    timings, floor = bench_measure.measure(sides, repeats, pause), None
+    if measured.products:
+        floor_parts, floor = bench_measure.measure_floor(measured.products, threads, limit, repeats, pause)
+        report["floor"][measured.name] = {"ms": floor.ms, "parts": {name: timing._asdict()
+                                                                    for name, timing in floor_parts.items()}}
+    report["sizes"][measured.name] = {"size": measured.size, "layers": layers}
+    rows = table(layers, sides, timings, floor, differs_from_target_size(settings, measured.name))
+    report["table"] += rows
     report["ways"] += [{"layer": side.layer, "side": side.name, "way": side.way, **timing._asdict()}
                        for side, timing in zip(sides, timings)]
-    report["floor"][family.name] = {"ms": floor.ms, "parts": {name: timing._asdict()
-                                                              for name, timing in floor_parts.items()}}
+    return rows
 
 
 def agreeing(family, peers):
@@ -187,12 +222,17 @@ def agreeing(family, peers):
     some hundred steps the float32 rounding of each side grows until they have little in common (so does each side's
     distance to float64).
     """
-    agree, differing, checked, steps = [], [], peers, CHECKED[family.name]
+    checked, steps = peers, CHECKED[family.name]
     x, dy = family.x[:, :steps], family.dy[:, :steps]
     if x.shape[1] < family.x.shape[1]:
         checked, _ = bench_peers.peers(PEERS, family.layers, x, dy, THREADS)
     ours = [bench_measure.our_side(layer, x, dy, (), None) for layer in family.layers]
-    expected = {side.layer: side.result() for side in ours}
+    return compared({side.layer: side.result() for side in ours}, peers, checked)
+
+
+def compared(expected, peers, checked):
+    """(the peers whose check gives what is expected of their layer, a line for each that does not)."""
+    agree, differing = [], []
     for side, check in zip(peers, checked):
         name, distance = bench_peers.difference(expected[side.layer], check.result())
         if distance <= bench_peers.TOLERANCE:
@@ -212,16 +252,18 @@ def differs_from_target_size(settings, family):
 
 
 def table(layers, sides, timings, floor, not_judged):
-    """Rows: minigrad's layer, its peers each at its fastest way, the floor; ratios are minigrad's time to theirs."""
+    """Rows: minigrad's layer, its peers each at its fastest way, the floor if any; ratios are minigrad's time to theirs."""
     rows = []
-    for layer in (type(layer).__name__ for layer in layers):
+    for layer in layers:
         ways = [(side, timing) for side, timing in zip(sides, timings) if side.layer == layer]
         (_, ours), *_ = ways
         best = {}
         for side, timing in ways:
             if side.name not in best or timing.ms < best[side.name][1].ms:
                 best[side.name] = side.way, timing
-        for name, (way, timing) in {**best, "floor": ("matrix products alone", floor)}.items():
+        if floor:
+            best["floor"] = "matrix products alone", floor
+        for name, (way, timing) in best.items():
             row = {"layer": layer, "side": name, "way": way, **timing._asdict()}
             rows.append(row if name == "minigrad" else {**row, **judge(layer, name, ours, timing, not_judged)})
     return rows

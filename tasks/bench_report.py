@@ -4,15 +4,18 @@ from tasks.bench_measure import STRAIGHT
 from tasks.bench_srupp import NOISE, SAME
 from tasks.figures import COLOURS, new_figure, save
 
-LAYERS = ("RRALSTM", "LSTM", "SRUpp")                # each in its colour
+LAYERS = ("RRALSTM", "LSTM", "SRUpp", "TSDAE step", "TSDAE encode")          # each in its colour
 
 
 def text_of(report):
     """The report as lines of text."""
     lines = [f"{', '.join(family['layers'])}: {family['size']}" for family in report["sizes"].values()]
-    lines += [f"float32, forward + backward, best of at least {report['settings']['repeats']} calls", *report["notes"],
-              *report["differing"], "", f"{'':60}{'ms':>9}  {'threads':8}{'ratio':>6}{'at most':>9}{'aim':>6}  verdict"]
+    lines += [f"float32, forward + backward (TSDAE step: and AdamW; TSDAE encode: forward), best of at least "
+              f"{report['settings']['repeats']} calls", *report["notes"],
+              *report["differing"], "", f"{'':65}{'ms':>9}  {'threads':8}{'ratio':>6}{'at most':>9}{'aim':>6}  verdict"]
     lines += [row_line(row) for row in report["table"]]
+    rates = [f"{row['side']} {row['per_second']:,.0f}" for row in report["table"] if "per_second" in row]
+    lines += ["", f"TSDAE encode, sentences a second: {', '.join(rates)}"] if rates else []
     for name, floor in report["floor"].items():
         parts = ", ".join(f"{name} {part['ms']:.2f}" for name, part in floor["parts"].items())
         lines += ["", f"floor of {', '.join(report['sizes'][name]['layers'])}: {floor['ms']:.2f} ms = {parts}"]
@@ -30,7 +33,7 @@ def text_of(report):
 def row_line(row):
     """A row of the table of layers and peers."""
     name = row["side"] + (f" ({row['way']})" if row["way"] else "")
-    line = f"{row['layer']:10}{name:50}{row['ms']:9.2f}  {row['threads']!s:8}"
+    line = f"{row['layer']:13}{name:52}{row['ms']:9.2f}  {row['threads']!s:8}"
     if "ratio" in row:
         at_most = "" if row["at_most"] is None else f"{row['at_most']:.2f}"
         line += f"{row['ratio']:6.2f}{at_most:>9}{row['aim'] or '':>6}  {row['verdict']}"

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from minigrad.checkpoint import CheckpointError, write_atomically
 from minigrad.runlog import RunLog, read_log
-from tasks import char_lm
+from tasks import char_lm, tsdae
 from tasks.figures import draw_runs
 from tasks.run_folder import UsageError, read_config
 
@@ -95,6 +95,24 @@ def describe_char_lm(settings):
     return ", ".join(words)
 
 
+def tsdae_cells(kept):
+    settings, result = kept["settings"], kept["result"]
+    scores = result["scores"]
+    return [describe_tsdae(settings), *(f"{scores['TSDAE'][part][0]:.3f}" for part in ("dev", "test")),
+            f"{scores['TSDAE, whitened']['test'][0]:.3f}", f"{scores['untrained encoder']['test'][0]:.3f}",
+            f"{result['held_out_loss']:.2f}", f"{result['steps']:,}"]
+
+
+def describe_tsdae(settings):
+    """What a run was, but for its seed: "delete 0.6, cls, tied", and what else differs from the defaults."""
+    words = [f"{settings['noise']} {settings['ratio']:g}", settings["pooling"]]
+    words.append("untied" if settings["no_tie"] else "tied")
+    for key in tsdae.DESCRIBED:
+        if settings[key] != tsdae.DEFAULTS[key]:
+            words.append(f"{key.replace('_', ' ')} {settings[key]}")
+    return ", ".join(words)
+
+
 KINDS = {
     "adding": Kind("test_mse", "test MSE", ("beats the baseline at", "test MSE at the end"), adding_cells,
                    "\\* fewer than four evaluations followed", describe_adding, adding_title,
@@ -102,7 +120,11 @@ KINDS = {
     "char_lm": Kind("valid_bpc", "validation, bits per character",
                     ("layer", "d", "parameters", "validation BPC", "test BPC", "steps"), char_lm_cells,
                     "BPC of the best checkpoint on the whole of both parts", describe_char_lm,
-                    lambda kept: kept["result"]["text"]["name"])}
+                    lambda kept: kept["result"]["text"]["name"]),
+    "tsdae": Kind("dev_spearman", "STS dev, Spearman",
+                  ("what", "dev", "test", "test, whitened", "test, untrained", "held-out loss", "steps"), tsdae_cells,
+                  "Spearman of the best checkpoint by dev", describe_tsdae,
+                  lambda kept: kept["result"]["corpus"]["sts"]["dev"])}
 
 
 def task_of(command):
@@ -122,7 +144,10 @@ def keep(folder, name, whole_log=False):
         raise UsageError(f"--as is {name!r}; expected a plain name")
     if not (ROOT / "docs").is_dir():
         raise UsageError(f"{ROOT} has no docs folder; results are kept in a clone of the project")
-    compared = read_config(folder).get("compare")
+    config = read_config(folder)
+    if config.get("ablate"):
+        raise UsageError(f"{folder} is an ablation; keep the runs in its folders")
+    compared = config.get("compare")
     if compared:
         raise UsageError(f"{folder} is a comparison; keep the runs in its folders, {compared}")
     try:

@@ -14,7 +14,8 @@ import numpy as np
 
 from minigrad.checkpoint import CheckpointError, write_atomically
 
-RESUMED_WITH = ("steps", "epochs", "target", "device", "threads", "quiet", "data", "sts", "jobs")      # what --resume may change
+# What --resume may change.
+RESUMED_WITH = ("steps", "epochs", "target", "device", "threads", "quiet", "data", "sts", "jobs")
 
 
 class UsageError(ValueError):

@@ -1,7 +1,7 @@
 """TSDAE sentence embeddings, trained from nothing and scored on the STS Benchmark (Wang et al. 2021, arXiv 2104.06979).
 
     python tasks/tsdae.py                               train, score on STS, beside the baselines
-    python tasks/tsdae.py --data FILE                   on any text, one sentence a line (plain, .gz, or a .zip's one file)
+    python tasks/tsdae.py --data FILE                   on any text, one sentence a line (plain, .gz, .zip)
     python tasks/tsdae.py --ablate                      noise, ratio, pooling, tying: a table and a figure
     python tasks/tsdae.py --ablate ratio --jobs 2       one of them, two runs at a time
     python tasks/tsdae.py --resume runs/tsdae/...       go on with a run that was stopped
@@ -16,9 +16,10 @@ It has learned something if the cosine of two embeddings orders pairs of sentenc
 rank correlation with the gold scores of the STS Benchmark, which are used for nothing else.
 
 Data: --data, else $MINIGRAD_DATA, else ~/.cache/minigrad: a folder with wikisplit_sentences.txt (or .gz) and the STS
-Benchmark (sts-train.csv, sts-dev.csv, sts-test.csv, or Stsbenchmark.tar.gz, which is fetched where it is missing), there
-or one folder below. The sentences of sts-train.csv, without their scores, belong to the training text (--no-sts-text:
-they do not). With --data FILE the text is that file; --sts FOLDER says where the benchmark is, --sts none trains without.
+Benchmark (sts-train.csv, sts-dev.csv, sts-test.csv, or Stsbenchmark.tar.gz, which is fetched where it is missing),
+there or one folder below. The sentences of sts-train.csv, without their scores, belong to the training text
+(--no-sts-text: they do not). With --data FILE the text is that file; --sts FOLDER says where the benchmark is,
+--sts none trains without.
 
 Defaults: @DEFAULTS@
 
@@ -56,7 +57,16 @@ from minigrad.backend import asnumpy, to_device
 from minigrad.checkpoint import load_checkpoint, load_parameters, write_atomically
 from minigrad.data import DataError, data_folder
 from minigrad.data.files import Official, check_content, find_file, read_unpacked
-from minigrad.data.sentences import NOISES, DenoisingBatches, WordVocabulary, enclosed, padded, read_sentences
+from minigrad.data.sentences import (
+    NOISES,
+    UNK,
+    DenoisingBatches,
+    WordVocabulary,
+    enclosed,
+    padded,
+    read_sentences,
+    words_of,
+)
 from minigrad.data.sts import find_sts
 from minigrad.losses import softmax_cross_entropy
 from minigrad.train import Trainer
@@ -67,11 +77,13 @@ from tasks.run_folder import UsageError, open_run_folder
 WIKI = Official("wikisplit_sentences.txt", "", 5_659_299,
                 "sha256:59b9de4dbb70f4d3035644eaf3ca2cccfd1421dd2466cbb1fb6095e947cbb1d3")
 DEFAULTS = {
-    "data": None, "sts": None, "no_sts_text": False, "vocab": 8000, "width": 128, "heads": 4, "layers": 2,
-    "length": 26, "pooling": "cls", "no_tie": False, "norm": "pre", "activation": "gelu_tanh", "dropout": 0.0,
-    "attention_dropout": 0.0, "noise": "delete", "ratio": 0.6, "batch_size": 64, "optimizer": "adamw", "lr": 1e-3,
-    "weight_decay": 0.01, "schedule": "cosine", "warmup": None, "clip_norm": 1.0, "eval_every": 200,
-    "ablate": None, "jobs": 1}
+    "data": None, "sts": None, "no_sts_text": False, "sts_times": 2, "longest": 16, "vocab": 6000, "buckets": 2000,
+    "width": 128, "heads": 4, "layers": 2, "length": 26, "pooling": "cls", "no_tie": False, "norm": "pre",
+    "activation": "gelu_tanh", "dropout": 0.0, "attention_dropout": 0.0, "noise": "delete", "ratio": 0.6,
+    "batch_size": 64, "optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.01, "schedule": "cosine", "warmup": None,
+    "clip_norm": 1.0, "eval_every": 200, "ablate": None, "jobs": 1}
+DESCRIBED = [key for key in DEFAULTS if key not in ("data", "sts", "noise", "ratio", "pooling", "no_tie", "eval_every",
+                                                    "ablate", "jobs")]
 STEPS = 2400
 LOG_EVERY = 20
 HELD_OUT = 256                                      # sentences that are not trained on
@@ -88,13 +100,18 @@ def parse(argv):
                                                      "the data folder)")
     own.add_argument("--no-sts-text", action="store_true", default=None,
                      help="leave the sentences of sts-train.csv out of the training text")
+    own.add_argument("--sts-times", type=whole(1), help="how often an epoch meets these (default 2)")
+    own.add_argument("--longest", type=whole(0), help="leave sentences of more words out of the training text; 0: none "
+                                                      "(default 16)")
     own.add_argument("--noise", choices=list(NOISES), help="default delete")
     own.add_argument("--ratio", type=number(0), help="share of words that the noise touches: with delete, the share "
                                                      "that is deleted (default 0.6)")
     own.add_argument("--pooling", choices=POOLINGS, help="the embedding: the output at [CLS], the mean or the maximum "
                                                          "over the sentence (default cls)")
     own.add_argument("--no-tie", action="store_true", default=None, help="a decoder with weights of its own")
-    own.add_argument("--vocab", type=whole(6), help="words, the most frequent ones (default 8,000)")
+    own.add_argument("--vocab", type=whole(6), help="ids: the most frequent words, then the buckets (default 6,000)")
+    own.add_argument("--buckets", type=whole(0), help="ids that rarer words share by their hash; 0: all are [UNK] "
+                                                      "(default 2,000)")
     own.add_argument("--width", type=whole(1), help=f"d (default {DEFAULTS['width']})")
     own.add_argument("--heads", type=whole(1), help="default 4")
     own.add_argument("--layers", type=whole(1), help="of encoder and decoder each (default 2)")
@@ -154,8 +171,9 @@ def _require_fitting(given, settings):
 class Corpus(NamedTuple):
     """The training text, what is held out of it, and the STS Benchmark."""
 
-    train: list                 # [str]
-    held_out: list              # [str]
+    text: list                  # [str] different sentences
+    train: list                 # [str] those to train on: not too long, the benchmark's several times
+    held_out: list              # [str] in neither
     sts: dict | None            # {"train", "dev", "test": Pairs}
     record: dict                # what is kept of it with a result
     path: Path
@@ -169,26 +187,33 @@ def open_corpus(settings):
     folder = data_folder(given)
     path = folder if folder.is_file() else find_wiki(folder)
     sentences, sts = read_sentences(path), open_sts(settings, data_folder() if folder.is_file() else folder)
-    if sts and not settings["no_sts_text"]:
-        sentences += sts["train"].first + sts["train"].second
-    sentences = list(dict.fromkeys(sentences))
+    of_sts = set() if not sts or settings["no_sts_text"] else {*sts["train"].first, *sts["train"].second}
+    sentences = list(dict.fromkeys([*sentences, *sorted(of_sts)]))
     count = min(HELD_OUT, len(sentences) // 10)
     if not count:
         raise DataError(f"{path}: {len(sentences)} different sentences; expected at least 10")
     held = set(np.random.default_rng([settings["seed"], 4]).permutation(len(sentences))[:count].tolist())
-    train = [sentence for n, sentence in enumerate(sentences) if n not in held]
+    text = [sentence for n, sentence in enumerate(sentences) if n not in held]
+    train = []
+    for sentence in text:
+        if sentence in of_sts:
+            train += [sentence] * settings["sts_times"]
+        elif not settings["longest"] or len(words_of(sentence)) <= settings["longest"]:
+            train.append(sentence)
+    if not train:
+        raise DataError(f"{path}: no sentence of at most --longest {settings['longest']} words")
     digest = hashlib.sha256("\n".join(sentences).encode("utf-8", "surrogatepass")).hexdigest()
-    record = {"name": path.name, "sentences": len(train), "held_out": count, "sha256": digest,
+    record = {"name": path.name, "text": len(text), "train": len(train), "held_out": count, "sha256": digest,
               "sts": {part: pairs.name for part, pairs in sts.items()} if sts else None}
-    return Corpus(train, [sentences[n] for n in sorted(held)], sts, record, path.absolute())
+    return Corpus(text, train, [sentences[n] for n in sorted(held)], sts, record, path.absolute())
 
 
 def find_wiki(folder):
     """The path of the Wikipedia sentences under a folder, checked. Raises DataError, with what to put where."""
     path = find_file([WIKI.name, f"{WIKI.name}.gz"], folder)
     if path is None:
-        raise DataError(f"{WIKI.name} (or .gz) is neither in {folder} nor one folder below: put it there, or give --data "
-                        "FILE, any text with one sentence a line")
+        raise DataError(f"{WIKI.name} (or .gz) is neither in {folder} nor one folder below: put it there, or give "
+                        "--data FILE, any text with one sentence a line")
     check_content(path, WIKI)
     return path
 
@@ -208,10 +233,11 @@ def open_sts(settings, folder):
 
 def describe(corpus, vocabulary):
     """Lines about the data."""
-    words = np.concatenate([vocabulary.encode(sentence) for sentence in corpus.train])
-    unknown = (words == vocabulary.ids["[UNK]"]).mean()
-    lines = [f"{corpus.path}: {len(corpus.train):,} sentences to train on, {len(corpus.held_out)} held out; "
-             f"{len(vocabulary):,} words, {unknown:.1%} of the text unknown"]
+    ids = np.concatenate([vocabulary.encode(sentence) for sentence in corpus.text])
+    rare = ((ids == UNK) | (ids >= len(vocabulary.words))).mean()
+    where = f"in {vocabulary.buckets:,} buckets" if vocabulary.buckets else "unknown"
+    lines = [f"{corpus.path}: {len(corpus.text):,} different sentences, {len(corpus.held_out)} more held out; an epoch "
+             f"meets {len(corpus.train):,}; {len(vocabulary.words):,} words, {rare:.1%} of the text {where}"]
     if corpus.sts:
         lines.append(f"scored on {corpus.sts['dev'].name} (choosing the best checkpoint) and {corpus.sts['test'].name}")
     return "\n".join(lines)
@@ -228,9 +254,9 @@ def build_model(settings, vocabulary):
 
 def batches_of(corpus, vocabulary, settings):
     """The training batches; sentences longer than --length are cut."""
-    most = settings["length"] - 2
-    return DenoisingBatches([vocabulary.encode(sentence)[:most] for sentence in corpus.train], settings["batch_size"],
-                            settings["seed"], noise=settings["noise"], ratio=settings["ratio"], vocab=len(vocabulary))
+    return DenoisingBatches([vocabulary.encode(sentence) for sentence in corpus.train], settings["batch_size"],
+                            settings["seed"], noise=settings["noise"], ratio=settings["ratio"], vocab=len(vocabulary),
+                            longest=settings["length"] - 2)
 
 
 def optimizer_of(settings, model):
@@ -249,13 +275,18 @@ def forward_backward(model, batch, rng):
     return loss
 
 
-def held_out_batches(corpus, vocabulary, settings):
-    """[(noisy, noisy_mask, clean, clean_mask)] of the held-out sentences, always with the same noise."""
+def with_noise(sentences, vocabulary, settings):
+    """(noisy, clean), the words of each sentence, always with the same noise."""
     most, rng = settings["length"] - 2, np.random.default_rng([settings["seed"], 5])
-    rows = sorted((vocabulary.encode(sentence)[:most] for sentence in corpus.held_out), key=len)
-    noisy = [NOISES[settings["noise"]](ids, settings["ratio"], len(vocabulary), rng) for ids in rows]
-    noisy, rows = ([enclosed(ids) for ids in group] for group in (noisy, rows))
-    return [(*padded(noisy[n:n + 64]), *padded(rows[n:n + 64])) for n in range(0, len(rows), 64)]
+    clean = [vocabulary.encode(sentence)[:most] for sentence in sentences]
+    return [NOISES[settings["noise"]](ids, settings["ratio"], len(vocabulary), rng)[:most] for ids in clean], clean
+
+
+def held_out_batches(corpus, vocabulary, settings):
+    """[(noisy, noisy_mask, clean, clean_mask)] of the held-out sentences, those of like length together."""
+    pairs = sorted(zip(*with_noise(corpus.held_out, vocabulary, settings)), key=lambda pair: len(pair[1]))
+    noisy, clean = ([enclosed(ids) for ids in group] for group in zip(*pairs))
+    return [(*padded(noisy[n:n + 64]), *padded(clean[n:n + 64])) for n in range(0, len(clean), 64)]
 
 
 def rebuilding_losses(model, batches, device):
@@ -307,10 +338,11 @@ def train(settings, corpus, vocabulary, out, steps):
     """Train in the run's folder; writes result.json and the figures."""
     device = device_of(settings)
     model = build_model(settings, vocabulary).to_device(device)
-    digest = hashlib.sha256("\n".join(vocabulary.words).encode("utf-8", "surrogatepass")).hexdigest()
+    digest = hashlib.sha256("\n".join(vocabulary.words).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     # In this order: a checkpoint of another text is told by the text, not by thousands of words.
-    config = {**settings, "corpus": {key: corpus.record[key] for key in ("sentences", "sha256")},
-              "dictionary": f"{len(vocabulary):,} words, sha256 {digest}", "model": model.record()}
+    dictionary = f"{len(vocabulary.words):,} words (sha256 {digest}...), {vocabulary.buckets:,} buckets"
+    config = {**settings, "corpus": {key: corpus.record[key] for key in ("train", "sha256")}, "dictionary": dictionary,
+              "model": model.record()}
     trainer = Trainer(
         model, optimizer_of(settings, model), batches_of(corpus, vocabulary, settings), forward_backward,
         evaluation(corpus, vocabulary, settings, device), out=out, config=config, seed=settings["seed"], device=device,
@@ -342,7 +374,7 @@ def scores_of(settings, model, corpus, vocabulary, device):
               "mean of the trained word embeddings": tsdae_score.mean_of_words(vocabulary, E),
               "mean of random word vectors": tsdae_score.random_words(vocabulary, settings["width"], settings["seed"]),
               "bag of words": tsdae_score.bag_of_words(asked)[0],
-              "TF-IDF": tsdae_score.tf_idf(asked, corpus.train)}
+              "TF-IDF": tsdae_score.tf_idf(asked, corpus.text)}
     whitened = {f"{name}, whitened": tsdae_score.whitened(embed, fitted) for name, embed in list(embeds.items())[:4]}
     return {name: {part: list(tsdae_score.score(embed, corpus.sts[part])) for part in ("dev", "test")}
             for name, embed in {**embeds, **whitened}.items()}
@@ -384,12 +416,10 @@ def clipped_share(log, settings):
 
 def rebuilt(settings, model, corpus, vocabulary):
     """[(noisy, sentence, rebuilt)] of the first held-out sentences."""
-    rng, most = np.random.default_rng([settings["seed"], 7]), settings["length"] - 2
-    rows = [vocabulary.encode(sentence)[:most] for sentence in corpus.held_out[:SHOWN]]
-    noisy = [NOISES[settings["noise"]](ids, settings["ratio"], len(vocabulary), rng) for ids in rows]
+    noisy, clean = with_noise(corpus.held_out[:SHOWN], vocabulary, settings)
     s = model.encoder(*to_device(padded([enclosed(ids) for ids in noisy]), device_of(settings)))
     written = model.reconstruct(s)
-    return [(vocabulary.decode(a), vocabulary.decode(b), c) for a, b, c in zip(noisy, rows, written)]
+    return [(vocabulary.decode(a), vocabulary.decode(b), c) for a, b, c in zip(noisy, clean, written)]
 
 
 def table(scores, corpus):
@@ -463,7 +493,7 @@ def main(argv):
         tsdae_ablate.run_grid(settings, DEFAULTS)
         return
     try:                                            # nor is anything written for settings that do not fit
-        vocabulary = WordVocabulary.of(corpus.train, settings["vocab"])
+        vocabulary = WordVocabulary.of(corpus.text, settings["vocab"], settings["buckets"])
         batches = batches_of(corpus, vocabulary, settings)
         steps = steps_of(settings, batches.per_epoch, STEPS)
         schedule_of(settings, steps)

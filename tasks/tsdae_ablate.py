@@ -1,7 +1,7 @@
 """The ablation of tasks/tsdae.py: one run for each value of noise, ratio, pooling and tying, then a table and a figure.
 
-What TSDAE's authors found on STS-B dev: deletion, with 0.6 of the words deleted, the output at [CLS], encoder and decoder
-tied (Wang et al. 2021, section 7; the values of their table were not at hand).
+What TSDAE's authors found on STS-B dev: deletion, with 0.6 of the words deleted, the output at [CLS], encoder and
+decoder tied (Wang et al. 2021, section 7; the values of their table were not at hand).
 """
 
 import json

@@ -44,7 +44,7 @@ def draw_scores(scores, name, out):
     axes.bar_label(bars, [f"{value:.3f}" for value, _, _ in rows], padding=3, fontsize=8)
     axes.grid(False, axis="y")
     axes.margins(x=0.1)
-    axes.set(title=name, xlabel="Spearman's rank correlation of the cosines with the gold scores")
+    axes.set(title=name, xlabel="Spearman, cosines and gold scores")
     save(figure, out / "scores.png")
 
 

@@ -42,7 +42,7 @@ def score(embed, pairs):
 
 
 def alignment(first, second):
-    """E |f(x) - f(y)|^2 over pairs that say the same, f of length 1: small is good (Wang and Isola 2020, section 4.1)."""
+    """E |f(x) - f(y)|^2 over pairs that say the same, f of length 1; small is good (Wang and Isola 2020, 4.1)."""
     return float(((normalized(first) - normalized(second))**2).sum(axis=1).mean())
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from minigrad import Parameter, Sequential
+from minigrad import Parameter, Sequential, backend
 from minigrad.layers import Linear
 from minigrad.optim import SGD, Adadelta, Adam, AdamW, Momentum, RAdam, RMSprop
 
@@ -240,6 +240,18 @@ def test_steps_are_in_place_and_leave_gradients_alone(name):
         np.testing.assert_array_equal(p.grad, g)
 
 
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_a_step_block_by_block_is_the_same_bit_for_bit(name, monkeypatch):
+    def moved(block):
+        monkeypatch.setattr(backend, "CACHE_BLOCK", block)
+        parameters, gradients = parameters_and_gradients()
+        assert len(backend.cache_blocks(parameters[0].value)) == (1 if block > 1000 else 3)
+        optimizer = make(name, parameters)
+        return run(optimizer, gradients[:5], optimizer.lr)[-1]
+    for blocked, whole in zip(moved(40), moved(10**6)):
+        np.testing.assert_array_equal(blocked, whole)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("scalar", [float, np.float64])
@@ -346,6 +358,79 @@ def test_optimizers_minimise():
             p.grad += p.value * [1.0, 10.0]
             optimizer.step()
         assert abs(p.value).max() < (2.5 if name == "Adadelta" else 0.1), name
+
+
+# ---- parameters that are not decayed ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize("form", [list, tuple, iter, lambda spared: [*spared, *spared]],
+                         ids=["list", "tuple", "generator", "twice"])
+def test_no_decay_spares_its_parameters_and_no_other(name, form):
+    """Bit for bit: each moves as in an optimizer that decays all, or none."""
+    ours, _, _, lr, settings = CASES[name]
+
+    def moved(weight_decay, spared=lambda parameters: ()):
+        parameters, gradients = parameters_and_gradients()
+        optimizer = ours(parameters, lr=lr, **{**settings, "weight_decay": weight_decay}, no_decay=spared(parameters))
+        return run(optimizer, gradients[:10], lr)[-1]
+    all_decay, none_decay = moved(0.3), moved(0.0)
+    some_decay = moved(0.3, lambda parameters: form(parameters[::2]))
+    for n, value in enumerate(some_decay):
+        np.testing.assert_array_equal(value, (all_decay if n % 2 else none_decay)[n])
+        assert value.size == 0 or (all_decay[n] != none_decay[n]).any()
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_no_decay_and_a_zero_gradient_move_nothing(name):
+    ours, _, _, lr, settings = CASES[name]
+    still, other = Parameter(np.array([0.1, -2.0])), Parameter(np.ones(3))
+    optimizer = ours([still, other], lr=lr, **{**settings, "weight_decay": 0.3}, no_decay=[still])
+    for _ in range(5):
+        optimizer.step()
+    np.testing.assert_array_equal(still.value, [0.1, -2.0])
+    assert (other.value < 1).all()
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_no_decay_of_nothing_and_of_all(name):
+    def moved(**more):
+        ours, _, _, lr, settings = CASES[name]
+        p = Parameter(np.ones(3))
+        p.grad[...] = [1.0, -2.0, 0.5]
+        ours([p], lr=lr, **{**settings, "weight_decay": more.pop("decay", 0.3)},
+             **{key: value(p) for key, value in more.items()}).step()
+        return p.value
+    np.testing.assert_array_equal(moved(no_decay=lambda p: []), moved())
+    np.testing.assert_array_equal(moved(no_decay=lambda p: [p]), moved(decay=0.0))
+
+
+def test_no_decay_of_a_tied_layer_is_by_identity():
+    """A shared parameter is spared under any of its places; an equal one is another."""
+    cell, equal = Linear(2, 2, rng=0), Linear(2, 2, rng=0)
+    optimizer = AdamW(Sequential(cell, equal, cell).parameters(), lr=0.1, weight_decay=0.5, no_decay=cell.parameters())
+    before = cell.W.value.copy()
+    optimizer.step()
+    np.testing.assert_array_equal(cell.W.value, before)
+    np.testing.assert_allclose(equal.W.value, 0.95 * before, rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [SGD, Momentum, Adadelta, RMSprop, Adam, AdamW, RAdam])
+def test_a_wrong_no_decay_is_named(make):
+    name, layer, foreign = make.__name__, Linear(2, 2), Linear(2, 2)
+    empty = (p for p in [])
+    for no_decay, error, sentence in (
+            ([layer.b, foreign.b], ValueError, "no_decay has a parameter that is not among the parameters; expected"),
+            (foreign.parameters(), ValueError, "no_decay has a parameter that is not among the parameters"),
+            (empty, ValueError, "got no parameters .a generator is empty once it has been walked"),
+            (layer.b, TypeError, "got a single Parameter; expected an iterable"),
+            (layer, TypeError, "got a single Linear"),
+            (["b"], TypeError, "got a str among the parameters"),
+            (layer.named_parameters(), TypeError, "got a tuple among the parameters"),
+            ([layer.b.value], TypeError, "got a ndarray among the parameters")):
+        with pytest.raises(error, match=f"{name}: {sentence}") as caught:
+            make(layer.parameters(), no_decay=no_decay)
+        assert "\n" not in str(caught.value)
 
 
 # ---- bad input -------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from zlib import crc32
 
 import numpy as np
 
@@ -41,11 +42,16 @@ def words_of(sentence):
 class WordVocabulary:
     """The words of a model: id n is words[n]; first the special ones, [PAD] = 0, [CLS], [SEP], [UNK], [MASK].
 
+    buckets    a word that is not among them gets one of so many ids behind theirs, by its CRC-32: always the same one,
+               which it shares with few others, so that two sentences with a rare word in common show it (the hashing
+               trick; Weinberger et al. 2009). 0: it is [UNK], as all others are
+
     Raises ValueError for words that do not begin with the special ones, and for one that comes twice.
     """
 
-    def __init__(self, words):
-        self.words = list(words)
+    def __init__(self, words, buckets=0):
+        check_count("WordVocabulary", "buckets", buckets, least=0)
+        self.words, self.buckets = list(words), buckets
         if tuple(self.words[:len(SPECIAL)]) != SPECIAL:
             raise ValueError(f"WordVocabulary: words begin with {self.words[:len(SPECIAL)]}; expected {list(SPECIAL)}")
         self.ids = {word: n for n, word in enumerate(self.words)}
@@ -54,23 +60,38 @@ class WordVocabulary:
             raise ValueError(f"WordVocabulary: {twice!r} comes twice; expected each word once")
 
     @classmethod
-    def of(cls, sentences, size):
-        """The `size` most frequent words of the sentences, the special ones counted; alphabetically where equal."""
+    def of(cls, sentences, size, buckets=0):
+        """`size` ids: the special ones, the most frequent words of the sentences (alphabetically where equal), buckets.
+
+        Where all words have an id there are no buckets, for nothing would be learned of them.
+        """
         check_count("WordVocabulary", "size", size, least=len(SPECIAL) + 1)
+        check_count("WordVocabulary", "buckets", buckets, least=0)
+        if size - buckets <= len(SPECIAL):
+            raise ValueError(f"WordVocabulary: size is {size} and buckets {buckets}; expected more than "
+                             f"{buckets + len(SPECIAL)}, the buckets and the special ones")
         counts = Counter(word for sentence in sentences for word in words_of(sentence))
         frequent = sorted(counts, key=lambda word: (-counts[word], word))
-        return cls([*SPECIAL, *frequent[:size - len(SPECIAL)]])
+        fits = len(frequent) <= size - len(SPECIAL)
+        return cls([*SPECIAL, *frequent[:size - len(SPECIAL) - (0 if fits else buckets)]], 0 if fits else buckets)
 
     def __len__(self):
-        return len(self.words)
+        return len(self.words) + self.buckets
+
+    def id_of(self, word):
+        """The word's id; of a word that is not among them its bucket's, or [UNK]."""
+        known = self.ids.get(word)
+        if known is not None:
+            return known
+        return len(self.words) + crc32(word.encode("utf-8", "surrogatepass")) % self.buckets if self.buckets else UNK
 
     def encode(self, sentence):
-        """(n,) int64, a word's id each, [UNK] for a word that the vocabulary has not."""
-        return np.array([self.ids.get(word, UNK) for word in words_of(sentence)], np.int64)
+        """(n,) int64, a word's id each."""
+        return np.array([self.id_of(word) for word in words_of(sentence)], np.int64)
 
     def decode(self, ids):
-        """str: the words, with a space between them."""
-        return " ".join(self.words[int(n)] for n in ids)
+        """str: the words, with a space between them; of a bucket [UNK]."""
+        return " ".join(self.words[n if n < len(self.words) else UNK] for n in map(int, ids))
 
 
 def padded(sequences, value=PAD):
@@ -140,6 +161,7 @@ class DenoisingBatches:
     sequences    [(n,) int64] the words of each sentence, n > 0; both copies get [CLS] in front and [SEP] behind
     noise        delete, swap, mask, replace, add, with the share `ratio` of words that it touches
     vocab        words are drawn from 5 ... vocab-1 (replace, add)
+    longest      words of either copy at most, those behind are cut off; None: all are kept
 
     Each (B, L) int64 with its mask (B, L); L is that of the batch's longest sentence. An epoch meets every sentence
     once, but for a rest smaller than a batch: in random order, then by length within POOL batches at a time, the
@@ -149,14 +171,15 @@ class DenoisingBatches:
     Raises ValueError for fewer sentences than a batch has, for an empty one, and for a wrong noise or ratio.
     """
 
-    def __init__(self, sequences, batch_size, seed, *, noise="delete", ratio=0.6, vocab):
+    def __init__(self, sequences, batch_size, seed, *, noise="delete", ratio=0.6, vocab, longest=None):
         check_count("DenoisingBatches", "batch_size", batch_size)
         check_choice("DenoisingBatches", "noise", noise, NOISES)
         check_number("DenoisingBatches", "ratio", ratio, 0, 1)
         check_count("DenoisingBatches", "vocab", vocab, least=len(SPECIAL) + 1)
         if len(sequences) < batch_size:
             raise ValueError(f"DenoisingBatches: {len(sequences)} sentences; expected at least a batch of {batch_size}")
-        self.sequences, self.batch_size, self.seed = list(sequences), batch_size, seed
+        self.sequences = [sequence[:longest] for sequence in sequences]
+        self.batch_size, self.seed, self.longest = batch_size, seed, longest
         self.noise, self.ratio, self.vocab = NOISES[noise], ratio, vocab
         self.lengths = np.array([len(sequence) for sequence in self.sequences])
         if not self.lengths.all():
@@ -185,6 +208,6 @@ class DenoisingBatches:
             self._epoch, self._order = epoch, self.order(epoch)
         rng = np.random.default_rng([self.seed, step, 2])
         clean = [self.sequences[row] for row in self._order[n]]
-        noisy = [self.noise(ids, self.ratio, self.vocab, rng) for ids in clean]
+        noisy = [self.noise(ids, self.ratio, self.vocab, rng)[:self.longest] for ids in clean]
         noisy, clean = ([enclosed(ids) for ids in rows] for rows in (noisy, clean))
         return (*padded(noisy), *padded(clean))

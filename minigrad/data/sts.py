@@ -1,4 +1,4 @@
-"""The STS Benchmark: pairs of sentences with the similarity that people gave them (Cer et al. 2017, arXiv 1708.00055)."""
+"""The STS Benchmark: pairs of sentences with the similarity people gave them (Cer et al. 2017, arXiv 1708.00055)."""
 
 import math
 import tarfile
@@ -87,7 +87,8 @@ def find_sts(folder=None, quiet=False):
         return {part: read_sts(path, part) for part, path in paths.items()}
     if any(paths.values()) and find_file([ARCHIVE.name], folder) is None:
         missing = next(names[part] for part, path in paths.items() if path is None)
-        raise DataError(f"{missing} is neither in {folder} nor one folder below, though others of the STS Benchmark are")
+        raise DataError(f"{missing} is neither in {folder} nor one folder below, though other parts of the STS "
+                        "Benchmark are")
     return read_archive(official_file(ARCHIVE, folder, quiet))
 
 

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from minigrad.backend import array_module, matmul
+from minigrad.backend import zeros as zeros_of
 from minigrad.check import check_choice, check_count, check_mask, check_rank_and_width, check_shape
 from minigrad.functional import gelu, gelu_tanh, relu
 from minigrad.initializers import generator, glorot_uniform, zeros
@@ -103,15 +104,33 @@ class _Block(Layer):
         check_choice(type(self).__name__, "norm", norm, NORMS)
         self.norm, self.drop = norm, Dropout(dropout)
 
-    def _real(self, array, mask):
-        """The array with zeros at padded positions: what stands there, NaN included, ends here."""
-        return array if mask is None else array_module(array).where(mask[:, :, None], array, 0)
+    def _attend(self, n, mask, **settings):
+        """(self-attention of the rows n, its cache): it alone needs the positions in their places."""
+        y, cache = self.attention.forward(_placed(n, mask), mask=mask, **settings)
+        return _rows(y, mask), cache
+
+    def _attend_backward(self, dy, cache, mask):
+        return _rows(self.attention.backward(_placed(dy, mask), cache), mask)
 
     def _check_input(self, x, mask):
         name = type(self).__name__
         check_rank_and_width(name, "x", x, 3, self.attention.W_q.value.shape[0])
         if mask is not None:
             check_mask(name, mask, x.shape[:2])
+
+
+def _rows(array, mask):
+    """(N, d) of an array (B, L, d): the N real positions. What stands at padded ones, NaN included, ends here."""
+    return array if mask is None else array[mask]
+
+
+def _placed(rows, mask):
+    """The inverse of `_rows`, with zeros at padded positions."""
+    if mask is None:
+        return rows
+    array = zeros_of((*mask.shape, rows.shape[-1]), rows.dtype, array_module(rows))
+    array[mask] = rows
+    return array
 
 
 class TransformerEncoderLayer(_Block):
@@ -138,18 +157,18 @@ class TransformerEncoderLayer(_Block):
     def forward(self, x, mask=None, rng=None):
         array_module(x=x, mask=mask, W_q=self.attention.W_q.value)
         self._check_input(x, mask)
-        x, attention_cache = self._residual(
-            self._real(x, mask), self.attention_norm, lambda n: self.attention.forward(n, mask=mask, rng=rng), rng)
-        y, feed_cache = self._residual(x, self.feed_forward_norm, self.feed_forward.forward, rng)
-        return self._real(y, mask), (attention_cache, feed_cache, (mask, y.shape))
+        rows, attention_cache = self._residual(
+            _rows(x, mask), self.attention_norm, lambda n: self._attend(n, mask, rng=rng), rng)
+        rows, feed_cache = self._residual(rows, self.feed_forward_norm, self.feed_forward.forward, rng)
+        return _placed(rows, mask), (attention_cache, feed_cache, (mask, x.shape))
 
     def backward(self, dy, cache):
         attention_cache, feed_cache, (mask, shape) = cache
         check_shape("TransformerEncoderLayer", "dy", dy, shape)
-        dx = self._residual_backward(
-            self._real(dy, mask), self.feed_forward_norm, self.feed_forward.backward, feed_cache)
-        return self._real(self._residual_backward(
-            dx, self.attention_norm, self.attention.backward, attention_cache), mask)
+        drows = self._residual_backward(
+            _rows(dy, mask), self.feed_forward_norm, self.feed_forward.backward, feed_cache)
+        return _placed(self._residual_backward(
+            drows, self.attention_norm, lambda dn, inner: self._attend_backward(dn, inner, mask), attention_cache), mask)
 
 
 def _shareable(shared, **wanted):
@@ -212,27 +231,30 @@ class TransformerDecoderLayer(_Block):
         check_rank_and_width("TransformerDecoderLayer", "memory", memory, 3, x.shape[2])
         if memory_mask is not None:
             check_mask("TransformerDecoderLayer", memory_mask, memory.shape[:2], "memory_mask")
-        x, attention_cache = self._residual(
-            self._real(x, mask), self.attention_norm,
-            lambda n: self.attention.forward(n, causal=True, mask=mask, rng=rng), rng)
-        x, cross_cache = self._residual(
-            x, self.cross_attention_norm,
-            lambda n: self.cross_attention.forward(n, memory, mask=memory_mask, rng=rng), rng)
-        y, feed_cache = self._residual(x, self.feed_forward_norm, self.feed_forward.forward, rng)
-        return self._real(y, mask), _DecoderCache(attention_cache, cross_cache, feed_cache, mask, y.shape)
+
+        def cross(n):
+            y, cache = self.cross_attention.forward(_placed(n, mask), memory, mask=memory_mask, rng=rng)
+            return _rows(y, mask), cache
+
+        rows, attention_cache = self._residual(
+            _rows(x, mask), self.attention_norm, lambda n: self._attend(n, mask, causal=True, rng=rng), rng)
+        rows, cross_cache = self._residual(rows, self.cross_attention_norm, cross, rng)
+        rows, feed_cache = self._residual(rows, self.feed_forward_norm, self.feed_forward.forward, rng)
+        return _placed(rows, mask), _DecoderCache(attention_cache, cross_cache, feed_cache, mask, x.shape)
 
     def backward(self, dy, cache):
         attention_cache, cross_cache, feed_cache, mask, shape = cache
         check_shape("TransformerDecoderLayer", "dy", dy, shape)
         found = []
 
-        def cross_backward(df, inner_cache):
-            dquery, dmemory = self.cross_attention.backward(df, inner_cache)
+        def cross_backward(dn, inner_cache):
+            dquery, dmemory = self.cross_attention.backward(_placed(dn, mask), inner_cache)
             found.append(dmemory)
-            return dquery
+            return _rows(dquery, mask)
 
-        dx = self._residual_backward(
-            self._real(dy, mask), self.feed_forward_norm, self.feed_forward.backward, feed_cache)
-        dx = self._residual_backward(dx, self.cross_attention_norm, cross_backward, cross_cache)
-        dx = self._residual_backward(dx, self.attention_norm, self.attention.backward, attention_cache)
-        return self._real(dx, mask), found[0]
+        drows = self._residual_backward(
+            _rows(dy, mask), self.feed_forward_norm, self.feed_forward.backward, feed_cache)
+        drows = self._residual_backward(drows, self.cross_attention_norm, cross_backward, cross_cache)
+        drows = self._residual_backward(
+            drows, self.attention_norm, lambda dn, inner: self._attend_backward(dn, inner, mask), attention_cache)
+        return _placed(drows, mask), found[0]
