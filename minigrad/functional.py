@@ -6,7 +6,9 @@ They are namespaces, not layers: `y, cache = softmax.forward(x)`, `dx = softmax.
 import math
 from typing import Any, NamedTuple
 
-from minigrad.backend import array_module, cache_blocks, empty, erf, matmul, sigmoid, uniform_like, zeros
+import numpy as np
+
+from minigrad.backend import array_module, cache_blocks, empty, erf, matmul, sigmoid, uniform_like
 from minigrad.check import check_count, check_number, check_shape
 
 GELU_CUBE = 0.044715
@@ -104,32 +106,32 @@ class gelu:
 
 
 class gelu_tanh:
-    """y = x Phi, Phi = (1 + t) / 2, t = tanh(c (x + 0.044715 x^3)), c = sqrt(2 / pi): GELU's approximation by tanh.
+    """y = x Phi, Phi = (1 + tanh(u)) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3): the approximation of GELU by tanh.
 
-    Backward: dx = (Phi + x Phi') dy, Phi' = 2 c (1 + 3 0.044715 x^2) Phi (1 - Phi), since 1 - t^2 = 4 Phi (1 - Phi)."""
-
-    c = math.sqrt(2 / math.pi)
+    Phi = 1 / (1 + exp(-2 u)) is computed so, exp being quicker than tanh. Backward: dx = (Phi + x Phi') dy,
+    Phi' = 2 u' Phi (1 - Phi), u' = sqrt(2 / pi) (1 + 3 0.044715 x^2)."""
 
     @staticmethod
     def forward(x):
-        xp, c = array_module(x), gelu_tanh.c
+        xp, c = array_module(x), math.sqrt(2 / math.pi)
         y, Phi = empty(x.shape, x.dtype, xp), empty(x.shape, x.dtype, xp)
-        for part in cache_blocks(x):                                         # and in place: passes over memory cost most
-            x_part, Phi_part = x[part], Phi[part]
-            xp.multiply(x_part, x_part, out=Phi_part)
-            Phi_part *= c * GELU_CUBE
-            Phi_part += c
-            Phi_part *= x_part
-            xp.tanh(Phi_part, out=Phi_part)
-            Phi_part += 1
-            Phi_part *= 0.5
-            xp.multiply(x_part, Phi_part, out=y[part])
+        with np.errstate(over="ignore"):                                     # exp = inf makes Phi = 0, as it should be
+            for part in cache_blocks(x):                                     # in place: passes over memory cost most
+                x_part, Phi_part = x[part], Phi[part]
+                xp.multiply(x_part, x_part, out=Phi_part)
+                Phi_part *= -2 * c * GELU_CUBE
+                Phi_part -= 2 * c
+                Phi_part *= x_part                                           # -2 u
+                xp.exp(Phi_part, out=Phi_part)
+                Phi_part += 1
+                xp.divide(1, Phi_part, out=Phi_part)
+                xp.multiply(x_part, Phi_part, out=y[part])
         return y, (x, Phi)
 
     @staticmethod
     def backward(dy, cache):
         x, Phi = cache
-        xp, c = array_module(dy), gelu_tanh.c
+        xp, c = array_module(dy), math.sqrt(2 / math.pi)
         dx = empty(x.shape, xp.result_type(x, dy), xp)
         for part in cache_blocks(x):
             x_part, Phi_part, slope = x[part], Phi[part], dx[part]
@@ -138,7 +140,7 @@ class gelu_tanh:
             slope += 2 * c
             slope *= x_part
             slope *= 1 - Phi_part
-            slope += 1                                                       # Phi (1 + x Phi' / Phi)
+            slope += 1                                                       # 1 + x Phi' / Phi
             slope *= Phi_part
             slope *= dy[part]
         return dx
@@ -174,7 +176,7 @@ class softmax_attention:
         (L, e), M = q.shape[-2:], k.shape[-2]
         scale = 1 / math.sqrt(e) if scale is None else scale
         scaled_q = q * scale
-        A, P, drops = empty((*q.shape[:-1], v.shape[-1]), xp.result_type(q, k, v), xp), [], []
+        A, P, drops = _empty_as(q, v.shape[-1], xp.result_type(q, k, v)), [], []
         for rows, keys in attention_blocks(L, M, causal, window):
             S = matmul(scaled_q[..., rows, :], k[..., keys, :].swapaxes(-1, -2))             # (..., rows, keys)
             if causal:
@@ -185,7 +187,7 @@ class softmax_attention:
             if rng is not None and dropout:
                 drop = (uniform_like(rng, P_rows) >= dropout).astype(P_rows.dtype)
                 drop *= 1 / (1 - dropout)
-            A[..., rows, :] = matmul(P_rows if drop is None else P_rows * drop, v[..., keys, :])
+            xp.matmul(P_rows if drop is None else P_rows * drop, v[..., keys, :], out=A[..., rows, :])
             P.append(P_rows)
             drops.append(drop)
         return A, _AttentionCache(scaled_q, k, v, A, P, drops, (causal, window, scale))
@@ -200,21 +202,24 @@ class softmax_attention:
         scaled_q, k, v, A, P, drops, (causal, window, scale) = cache
         xp = array_module(dA)
         check_shape("softmax_attention", "dA", dA, A.shape)
-        dq, dk, dv = empty(scaled_q.shape, A.dtype, xp), zeros(k.shape, A.dtype, xp), zeros(v.shape, A.dtype, xp)
+        dq, dk, dv = (_empty_as(array, array.shape[-1], A.dtype) for array in (scaled_q, k, v))
         blocks = attention_blocks(scaled_q.shape[-2], k.shape[-2], causal, window)
+        alone = blocks == [(slice(0, scaled_q.shape[-2]), slice(0, k.shape[-2]))]             # one block of everything
+        if not alone:
+            dk[...], dv[...] = 0, 0
         for (rows, keys), P_rows, drop in zip(blocks, P, drops):
             dA_rows = dA[..., rows, :]
             dropped = P_rows if drop is None else P_rows * drop
-            dv[..., keys, :] += matmul(dropped.swapaxes(-1, -2), dA_rows)
+            _add_product(dropped.swapaxes(-1, -2), dA_rows, dv[..., keys, :], alone)
             dS = matmul(dA_rows, v[..., keys, :].swapaxes(-1, -2))           # dP
             if drop is not None:
                 dS *= drop
             # With one key the mean of dP is dP itself, so that dS is 0 bit for bit: two different sums would round.
-            mean = P_rows * dS if dS.shape[-1] == 1 else (dA_rows * A[..., rows, :]).sum(axis=-1, keepdims=True)
+            mean = P_rows * dS if dS.shape[-1] == 1 else row_sums(dA_rows * A[..., rows, :])
             dS -= mean
             dS *= P_rows
-            dq[..., rows, :] = matmul(dS, k[..., keys, :])
-            dk[..., keys, :] += matmul(dS.swapaxes(-1, -2), scaled_q[..., rows, :])
+            xp.matmul(dS, k[..., keys, :], out=dq[..., rows, :])
+            _add_product(dS.swapaxes(-1, -2), scaled_q[..., rows, :], dk[..., keys, :], alone)
         dq *= scale
         return dq, dk, dv
 
@@ -239,9 +244,14 @@ def softmax_rows(S):
     top = S.max(axis=-1, keepdims=True)
     S -= xp.where(top == -math.inf, 0, top)
     xp.exp(S, out=S)
-    total = S.sum(axis=-1, keepdims=True)
+    total = row_sums(S)
     S *= 1 / xp.where(total == 0, 1, total)
     return S
+
+
+def row_sums(x):
+    """x.sum(axis=-1, keepdims=True) as a product with a vector: quicker than a reduction over short rows."""
+    return (x @ array_module(x).ones(x.shape[-1:], x.dtype))[..., None]
 
 
 def attention_blocks(L, M, causal, window):
@@ -254,6 +264,21 @@ def attention_blocks(L, M, causal, window):
         oldest = 0 if window is None else max(0, first + M - L - window + 1)
         blocks.append((slice(first, last), slice(oldest, last + M - L)))
     return blocks
+
+
+def _empty_as(array, width, dtype):
+    """Uninitialised (..., width) with the axes in array's order in memory: heads that lie side by side stay so."""
+    order = sorted(range(array.ndim - 1), key=lambda axis: -array.strides[axis])
+    in_memory = empty([*(array.shape[axis] for axis in order), width], dtype, array_module(array))
+    return in_memory.transpose(*(order.index(axis) for axis in range(array.ndim - 1)), array.ndim - 1)
+
+
+def _add_product(a, b, total, alone):
+    """total += a b; where it is the one term, total = a b."""
+    if alone:
+        array_module(total).matmul(a, b, out=total)
+    else:
+        total += matmul(a, b)
 
 
 def _future(rows, keys, offset, window, xp):

@@ -149,7 +149,7 @@ class _DecoderCache(NamedTuple):
     norm: Any
     places: Any         # (N,) of the rows that logits are made of, among (B L)
     head: tuple
-    shape: tuple        # of the last layer's output
+    shapes: tuple       # of the last layer's output, of the logits
 
 
 class Decoder(Layer):
@@ -161,9 +161,9 @@ class Decoder(Layer):
     transform         Linear(d, d);  transform_norm: LayerNorm(d)
     b_v (vocab,)      zero
 
-    forward(s (B, d), ids (B, T), predicted=None, rng=None) -> logits (N, vocab), cache. predicted (B, T): where a next
-    word is predicted (None: everywhere); N counts these, row by row. Position t sees the ids 0 ... t, so that padding
-    to the right needs no mask.
+    forward(ids (B, T), s (B, d), predicted=None, rng=None) -> logits (B, T, vocab), cache; with predicted (B, T), True
+    where a next word is predicted, (N, vocab) of these N places alone, row by row. Position t sees the ids 0 ... t, so
+    that padding to the right needs no mask.
     backward(dlogits, cache) -> ds.
     """
 
@@ -175,8 +175,8 @@ class Decoder(Layer):
         self.b_v = Parameter(zeros((vocab,), dtype), "b_v")
         self.gelu = gelu_tanh if activation == "gelu_tanh" else gelu
 
-    def forward(self, s, ids, predicted=None, rng=None):
-        xp = array_module(s=s, ids=ids, predicted=predicted)
+    def forward(self, ids, s, predicted=None, rng=None):
+        xp = array_module(ids=ids, s=s, predicted=predicted)
         check_ids("Decoder", "ids", ids, predicted, "predicted")
         check_rank_and_width("Decoder", "s", s, 2, self.words.embedding.W.value.shape[1])
         x, words_cache = self.words.forward(ids, None, rng)
@@ -190,13 +190,15 @@ class Decoder(Layer):
             x, norm_cache = self.words.norm.forward(x)
         places = xp.arange(ids.size) if predicted is None else xp.flatnonzero(predicted)
         logits, head_cache = self._head(x.reshape(-1, x.shape[-1])[places])
-        return logits, _DecoderCache(words_cache, caches, norm_cache, places, head_cache, x.shape)
+        if predicted is None:
+            logits = logits.reshape(*ids.shape, logits.shape[1])
+        return logits, _DecoderCache(words_cache, caches, norm_cache, places, head_cache, (x.shape, logits.shape))
 
     def backward(self, dlogits, cache):
-        words_cache, caches, norm_cache, places, head_cache, shape = cache
+        words_cache, caches, norm_cache, places, head_cache, (shape, logits_shape) = cache
         xp = array_module(dlogits)
-        check_shape("Decoder", "dlogits", dlogits, (len(places), len(self.b_v.value)))
-        drows = self._head_backward(dlogits, head_cache)
+        check_shape("Decoder", "dlogits", dlogits, logits_shape)
+        drows = self._head_backward(dlogits.reshape(len(places), dlogits.shape[-1]), head_cache)
         dx = xp.zeros((math.prod(shape[:2]), shape[2]), drows.dtype)
         dx[places] = drows
         dx, ds = dx.reshape(shape), 0
@@ -251,8 +253,8 @@ class TSDAE(Layer):
     attention_dropout    of the self-attention's weights (the cross-attention's one weight is never dropped)
 
     forward(noisy (B, L), clean (B, T), noisy_mask=None, clean_mask=None, rng=None) -> logits (N, vocab), cache: of the
-    N real words behind a clean sentence's first, row by row; `targets(clean, clean_mask)` are their ids (N,). Both
-    begin with [CLS] and end with [SEP]; masks are True where real. backward(dlogits, cache) -> None.
+    N real words behind a clean sentence's first, row by row; `targets(clean, clean_mask)` are their ids (N,). (Without
+    clean_mask: (B, T-1, vocab) and (B, T-1).) Both begin with [CLS] and end with [SEP]; masks are True where real. backward(dlogits, cache) -> None.
     Raises ValueError and TypeError as its parts do.
     """
 
@@ -287,7 +289,7 @@ class TSDAE(Layer):
         s, encoder_cache = self.encoder.forward(noisy, noisy_mask, rng)
         ids = clean if clean_mask is None else xp.where(clean_mask, clean, PAD)
         predicted = None if clean_mask is None else clean_mask[:, 1:]
-        logits, decoder_cache = self.decoder.forward(s, ids[:, :-1], predicted, rng)
+        logits, decoder_cache = self.decoder.forward(ids[:, :-1], s, predicted, rng)
         return logits, (encoder_cache, decoder_cache)
 
     def backward(self, dlogits, cache):
@@ -296,17 +298,22 @@ class TSDAE(Layer):
 
     @staticmethod
     def targets(clean, clean_mask=None):
-        """(N,) the ids that forward's logits are of: each real one but the first of its sentence."""
+        """The ids that forward's logits are of: each real one but the first of its sentence."""
         following = clean[:, 1:]
-        return following.reshape(-1) if clean_mask is None else following[clean_mask[:, 1:]]
+        return following if clean_mask is None else following[clean_mask[:, 1:]]
 
     def unused_parameters(self):
         """The cross-attentions' W_q, b_q, W_k, b_k: over one row attention is 1 whatever they are; their gradient is 0.
 
-        An optimizer with weight decay would still shrink them: give it `no_decay=model.unused_parameters()`.
+        With norm="pre" the norm before a cross-attention makes nothing but its query: gain and bias are unused too. An
+        optimizer with weight decay would still shrink them: give it `no_decay=model.unused_parameters()`.
         """
-        return [parameter for layer in self.decoder.layers for parameter in (
-            layer.cross_attention.W_q, layer.cross_attention.b_q, layer.cross_attention.W_k, layer.cross_attention.b_k)]
+        unused = []
+        for layer in self.decoder.layers:
+            attention, norm = layer.cross_attention, layer.cross_attention_norm
+            unused += [attention.W_q, attention.b_q, attention.W_k, attention.b_k]
+            unused += [norm.gain, norm.bias] if self.settings["norm"] == "pre" else []
+        return unused
 
     # ---- use ---------------------------------------------------------------------------------------------
 
@@ -316,6 +323,7 @@ class TSDAE(Layer):
         Words beyond `length` - 2 are cut off, with one warning. Raises ValueError for a sentence without a word, naming
         it, and for a model without a vocabulary; TypeError for a bare string.
         """
+        check_count("TSDAE", "batch_size", batch_size)
         ids = self.ids_of(sentences)
         d, W = self.settings["d"], self.encoder.words.embedding.W.value
         vectors = np.empty((len(ids), d), np.float32)
@@ -328,13 +336,13 @@ class TSDAE(Layer):
 
     def ids_of(self, sentences):
         """[(n,) int64]: [CLS], the words, [SEP] of each sentence, at most `length` of them; see `encode`."""
-        if self.vocabulary is None:
-            raise ValueError("TSDAE: this model was made without a vocabulary; expected a WordVocabulary, so that text "
-                             "can be encoded")
+        self._require_vocabulary()
         if isinstance(sentences, str):
             raise TypeError("TSDAE: sentences is a str; expected a list of them")
         most, rows, cut = self.settings["length"] - 2, [], 0
         for n, sentence in enumerate(sentences):
+            if not isinstance(sentence, str):
+                raise TypeError(f"TSDAE: sentence {n + 1} is a {type(sentence).__name__}; expected a str")
             words = self.vocabulary.encode(sentence)
             if not len(words):
                 raise ValueError(f"TSDAE: sentence {n + 1} has no word ({sentence!r}); expected at least one")
@@ -345,8 +353,14 @@ class TSDAE(Layer):
                           "made for; what lies beyond was cut off", stacklevel=3)
         return rows
 
+    def _require_vocabulary(self):
+        if self.vocabulary is None:
+            raise ValueError("TSDAE: this model was made without a vocabulary; expected a WordVocabulary, so that text "
+                             "can be encoded and written")
+
     def reconstruct(self, vectors, words=None):
         """[str]: what the decoder writes from each embedding (n, d), always its likeliest next word."""
+        self._require_vocabulary()
         W = self.decoder.words.embedding.W.value
         xp, most = array_module(W), self.settings["length"] - 1 if words is None else words
         s = to_device(np.asarray(vectors, asnumpy(W[:1]).dtype), "cpu" if on_host(W) else "gpu")
@@ -354,7 +368,7 @@ class TSDAE(Layer):
         for _ in range(most):
             last = xp.zeros(ids.shape, bool)
             last[:, -1] = True
-            ids = xp.concatenate([ids, self.decoder(s, ids, last).argmax(axis=1)[:, None]], axis=1)
+            ids = xp.concatenate([ids, self.decoder(ids, s, last).argmax(axis=1)[:, None]], axis=1)
         sentences = []
         for row in asnumpy(ids[:, 1:]):
             ends = np.flatnonzero(row == SEP)

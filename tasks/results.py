@@ -28,8 +28,8 @@ from tasks.figures import draw_runs
 from tasks.run_folder import UsageError, read_config
 
 ROOT = Path(__file__).resolve().parent.parent
-HIDDEN_FLAGS = ("--out", "--quiet", "--threads", "--data")
-WITH_A_VALUE = ("--out", "--threads", "--data")
+HIDDEN_FLAGS = ("--out", "--quiet", "--threads", "--data", "--sts")
+WITH_A_VALUE = ("--out", "--threads", "--data", "--sts")
 
 
 # ---- what differs between tasks --------------------------------------------------------------------------

@@ -297,7 +297,7 @@ def rebuilding_losses(model, batches, device):
         s, targets = model.encoder(noisy, noisy_mask), model.targets(clean, clean_mask)
         shifted = s[np.roll(np.arange(len(s)), 1).tolist()]
         for n, embedding in enumerate((s, shifted)):
-            logits = model.decoder(embedding, clean[:, :-1], clean_mask[:, 1:])
+            logits = model.decoder(clean[:, :-1], embedding, clean_mask[:, 1:])
             totals[n] += float(softmax_cross_entropy.forward(logits, targets)[0]) * len(targets)
         count += len(targets)
     return (totals / count).tolist()

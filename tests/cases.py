@@ -27,6 +27,7 @@ from minigrad.layers import (
 from minigrad.tree import tree_map
 from models.regressor import SequenceRegressor
 from models.srupp_lm import LanguageModel
+from models.tsdae import TSDAE
 
 B, L, D, H = 3, 7, 4, 5
 
@@ -38,7 +39,9 @@ class Case:
     make        f(dtype, rng) -> the layer
     shape       of x, batch first
     state       f(batch) -> a state of zeros, for a recurrent layer
-    masks       whether a mask matters to it (it is handed one then)
+    masks       whether a mask matters to it (it is handed one then), as the keyword mask_name
+    tied        whether a Parameter has several uses: its gradient's sum is then the same but for rounding
+    ids_of      further inputs of integers below `ids`, by name
     draws       whether it draws random numbers
     ids         for a layer that is given integers: they are below this number
     segments    whether a recurrent layer can be continued: it does not look ahead
@@ -51,10 +54,13 @@ class Case:
     shape: tuple = (B, L, D)
     state: Any = None
     masks: bool = False
+    mask_name: str = "mask"
+    tied: bool = False
     draws: bool = False
     ids: int = 0
     segments: bool = True
     extra: dict = field(default_factory=dict)
+    ids_of: dict = field(default_factory=dict)
     flags: dict = field(default_factory=dict)
 
     def layer(self, dtype="float64"):
@@ -74,9 +80,11 @@ class Case:
                                       rng.standard_normal(zeros.shape).astype(dtype), self.state(B))
         for name, shape in self.extra.items():
             found[name] = rng.random(shape) < 0.7 if "mask" in name else rng.standard_normal(shape).astype(dtype)
+        for name, shape in self.ids_of.items():
+            found[name] = rng.integers(0, self.ids, shape)
         found.update(self.flags)
         if self.masks:
-            found["mask"] = mask_kinds()["gaps"]
+            found[self.mask_name] = mask_kinds()["gaps"]
         if self.draws:
             found["rng"] = 5
         return found
@@ -130,6 +138,11 @@ def rra(name, K, **settings):
     offset = settings.get("offset", 2)
     return Case(name, lambda dtype, rng: RRALSTM(D, H, K, rng=rng, dtype=dtype, **settings), masks=True,
                 state=rra_state(K, offset))
+
+
+def tsdae(dtype, rng, **settings):
+    """A small model; other tables (tests/test_tsdae_model.py) try its settings."""
+    return TSDAE(6, D, 2, 5, layers=1, length=L, dropout=0.2, attention_dropout=0.2, rng=rng, dtype=dtype, **settings)
 
 
 TABLE = [
@@ -193,4 +206,10 @@ TABLE = [
     Case("Residual", lambda dtype, rng: Residual(Linear(D, D, rng=rng, dtype=dtype))),
     Case("SequenceRegressor", lambda dtype, rng: SequenceRegressor(
         RRALSTM(D, H, 2, rng=rng, dtype=dtype), H, 2, rng=rng, dtype=dtype), masks=True),
+    Case("TSDAE", lambda dtype, rng: tsdae(dtype, rng, pooling="mean"), shape=(B, L), ids=6, draws=True,
+         masks=True, mask_name="noisy_mask", tied=True, ids_of={"clean": (B, 5)}),
+    Case("TSDAE's encoder", lambda dtype, rng: tsdae(dtype, rng, pooling="max").encoder, shape=(B, L), ids=6,
+         draws=True, masks=True),
+    Case("TSDAE's decoder", lambda dtype, rng: tsdae(dtype, rng, norm="post").decoder, shape=(B, L), ids=6, draws=True,
+         tied=True, extra={"s": (B, D)}),
 ]

@@ -211,7 +211,7 @@ def test_a_score_is_one_where_cosines_rise_with_the_gold_scores_and_0_where_all_
     pairs = Pairs(["a"] * 3, ["b", "c", "d"], np.array([0.0, 2.0, 5.0]), "test")
     angles = {"a": 0.0, "b": 1.2, "c": 0.5, "d": 0.1}
     rho, r = tsdae_score.score(lambda s: np.array([[np.cos(angles[x]), np.sin(angles[x])] for x in s]), pairs)
-    assert rho == pytest.approx(1) and 0.9 < r < 1
+    assert rho == pytest.approx(1) and 0.85 < r < 1
     assert tsdae_score.score(lambda s: np.ones((len(s), 2)), pairs) == (0.0, 0.0)
 
 
@@ -308,8 +308,11 @@ def test_a_run_of_the_grid_that_fails_ends_it_with_its_line(tmp_path, capsys, gi
 def test_a_run_is_kept_and_shown(tmp_path, trained, monkeypatch):
     (tmp_path / "docs").mkdir()
     monkeypatch.setattr(results, "ROOT", tmp_path)
+    config = json.loads((trained / "config.json").read_text(encoding="utf-8"))
+    config["ran_on"]["command"] = "python /somewhere/tasks/tsdae.py --data x --sts y --steps 15"
+    (trained / "config.json").write_text(json.dumps(config), encoding="utf-8")
     kept = json.loads(results.keep(trained, "tiny").read_text(encoding="utf-8"))
-    assert "--data" not in kept["ran_on"]["command"] and str(tmp_path) not in json.dumps(kept["result"])
+    assert kept["ran_on"]["command"] == "python tasks/tsdae.py --steps 15" and str(tmp_path) not in json.dumps(kept["result"])
     assert "| delete 0.6, cls, tied, vocab 50, buckets 10, width 16" in results.table(tmp_path / "docs/results/tsdae")
     results.figure(tmp_path / "docs/results/tsdae", tmp_path / "curves.png", None)
     assert (tmp_path / "curves.png").stat().st_size > 1000
@@ -325,13 +328,13 @@ def test_a_run_is_kept_and_shown(tmp_path, trained, monkeypatch):
     ("--encode x.txt", "--encode needs --checkpoint"), ("--encode x.txt --checkpoint y", "--encode needs --out"),
     ("--encode x.txt --checkpoint y --out z.npy --ratio 0.1", "--ratio has no meaning with --encode"),
     ("--encode x.txt --checkpoint y --out z.npy --top 3", "--top has a meaning only with --nearest"),
-    ("--vocab 20 --buckets 20", "buckets 20"), ("--batch-size 10000", "10000"), ("--dropout 1", "dropout"),
+    ("--vocab 20 --buckets 20", "buckets 20"), ("--batch-size 10000", "10000"), ("--dropout 1", "Dropout: p is 1.0"),
     ("--steps 3 --epochs 2", "--steps and --epochs"), ("--warmup 50 --steps 10", "--warmup is 50"),
-    ("--sts nowhere", "--sts nowhere: there is no such folder"), ("--longest 1", "--longest 1"),
-    ("--data nowhere", "--data nowhere: there is no such file")])
+    ("--sts nowhere", "--sts nowhere: there is no such folder"), ("--data nowhere", "--data nowhere: there is no such file")])
 def test_a_bad_flag_is_one_line_and_nothing_is_written(tmp_path, capsys, given, argv, says, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert says in refused(capsys, *given, *shlex.split(argv))
+    argv = shlex.split(argv)
+    assert says in refused(capsys, *([] if "--encode" in argv else given), *argv)
     assert not list(tmp_path.iterdir())
 
 

@@ -171,7 +171,7 @@ def test_embedding_and_logits_equal_torchs(heads):
     for source, s in zip(NOISY, model.encoder(NOISY_IDS, NOISY_MASK)):
         assert_close(s, reference.vector(source).detach().numpy())
     logits = [reference.logits(pytorch().tensor(s), sentence[:-1]).detach().numpy() for s, sentence in zip(S, CLEAN)]
-    assert_close(model.decoder(S, CLEAN_IDS[:, :-1], CLEAN_MASK[:, 1:]), np.concatenate(logits))
+    assert_close(model.decoder(CLEAN_IDS[:, :-1], S, CLEAN_MASK[:, 1:]), np.concatenate(logits))
 
 
 @tied_or_not
@@ -398,7 +398,7 @@ def test_a_logit_sees_no_later_word(norm, t):
     decoder, ids = model_of(norm=norm).decoder, np.random.default_rng(0).integers(0, VOCAB, (4, 7))
     other = ids.copy()
     other[:, t:] = (ids[:, t:] + 1 + np.arange(7 - t)) % VOCAB
-    logits, changed = (decoder(S, array).reshape(4, 7, VOCAB) for array in (ids, other))
+    logits, changed = (decoder(array, S).reshape(4, 7, VOCAB) for array in (ids, other))
     assert_identical(changed[:, :t], logits[:, :t])
     assert (changed[:, t:] != logits[:, t:]).all()
 
@@ -431,7 +431,7 @@ def test_the_encoders_gradient_comes_through_s_alone():
     loss_of(model, *ARGUMENTS)
     expected = grads(model.encoder)
     s, cache = model.encoder.forward(NOISY_IDS, NOISY_MASK)
-    logits, decoder_cache = model.decoder.forward(s, CLEAN_IDS[:, :-1], CLEAN_MASK[:, 1:])
+    logits, decoder_cache = model.decoder.forward(CLEAN_IDS[:, :-1], s, CLEAN_MASK[:, 1:])
     _, loss_cache = softmax_cross_entropy.forward(logits, model.targets(CLEAN_IDS, CLEAN_MASK))
     model.zero_grad()
     model.encoder.backward(model.decoder.backward(softmax_cross_entropy.backward(loss_cache), decoder_cache), cache)
@@ -481,7 +481,7 @@ def test_logits_are_made_of_real_targets_only():
     assert CLEAN_MASK[:, 1:].sum() == N < CLEAN_IDS[:, 1:].size
     everywhere = model(NOISY_IDS, CLEAN_IDS)
     assert everywhere.shape == (CLEAN_IDS[:, 1:].size, VOCAB)
-    assert model.targets(CLEAN_IDS).shape == (CLEAN_IDS[:, 1:].size,)
+    assert model.targets(CLEAN_IDS).shape == CLEAN_IDS[:, 1:].shape
     picked = model(NOISY_IDS, CLEAN_IDS, NOISY_MASK)[CLEAN_MASK[:, 1:].ravel()]
     assert_close(picked, model(*ARGUMENTS))
 
@@ -490,10 +490,10 @@ def test_logits_are_made_of_real_targets_only():
 def test_where_a_word_is_predicted_changes_no_logit(norm):
     """Gaps, a beginning or an end left out, and a sentence of which nothing is predicted."""
     decoder, ids = model_of(norm=norm).decoder, np.random.default_rng(0).integers(0, VOCAB, (4, 7))
-    everywhere = decoder(S, ids).reshape(4, 7, VOCAB)
+    everywhere = decoder(ids, S).reshape(4, 7, VOCAB)
     predicted = np.array([[0, 1, 0, 0, 1, 0, 0], [1] * 7, [0] * 7, [0, 0, 0, 0, 0, 0, 1]], bool)
     for mask in (predicted, predicted[::-1].copy(), np.zeros((4, 7), bool)):
-        assert_close(decoder(S, ids, mask), everywhere[mask])
+        assert_close(decoder(ids, S, mask), everywhere[mask])
 
 
 # ---- embeddings ------------------------------------------------------------------------------------------
@@ -601,7 +601,7 @@ def test_the_decoder_uses_s(learned):
     s, clean = model.encoder(ids, mask), np.where(mask, ids, PAD)
 
     def loss_with(s):
-        logits = model.decoder(s, clean[:, :-1], mask[:, 1:])
+        logits = model.decoder(clean[:, :-1], s, mask[:, 1:])
         return float(softmax_cross_entropy.forward(logits, model.targets(ids, mask))[0])
     assert loss_with(s) < 0.1
     assert loss_with(np.roll(s, 1, axis=0)) > loss_with(s) + 1
@@ -733,7 +733,7 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_dtypes_are_kept(pooling, norm, dtype):
     model = model_of(pooling=pooling, norm=norm, dtype=dtype, dropout=0.2, attention_dropout=0.2)
     s, cache = model.encoder.forward(NOISY_IDS, NOISY_MASK, np.random.default_rng(0))
-    logits, decoder_cache = model.decoder.forward(s, CLEAN_IDS[:, :-1], CLEAN_MASK[:, 1:], np.random.default_rng(0))
+    logits, decoder_cache = model.decoder.forward(CLEAN_IDS[:, :-1], s, CLEAN_MASK[:, 1:], np.random.default_rng(0))
     loss, loss_cache = softmax_cross_entropy.forward(logits, model.targets(CLEAN_IDS, CLEAN_MASK))
     dlogits = softmax_cross_entropy.backward(loss_cache)
     ds = model.decoder.backward(dlogits, decoder_cache)
@@ -805,10 +805,10 @@ MODEL = model_of()
     (lambda: MODEL(NOISY_IDS, np.ones((4, 12), int)), ValueError, r"expected at most 10 positions"),
     (lambda: MODEL.encoder(NOISY_IDS, NOISY_MASK[:1]), ValueError, r"Encoder: mask has shape \(1, 5\); expected"),
     (lambda: MODEL.encoder(NOISY_IDS[0]), ValueError, r"Encoder: ids has shape \(5,\)"),
-    (lambda: MODEL.decoder(S[:, 1:], CLEAN_IDS), ValueError, r"Decoder: s has shape \(4, 7\); expected \(batch, 8\)"),
-    (lambda: MODEL.decoder(S[0], CLEAN_IDS), ValueError, r"Decoder: s has shape \(8,\)"),
-    (lambda: MODEL.decoder(S[:3], CLEAN_IDS), ValueError, r"memory has shape \(3, 1, 8\); expected a batch of 4"),
-    (lambda: MODEL.decoder(S, CLEAN_IDS, CLEAN_MASK[:, 1:]), ValueError, r"Decoder: predicted has shape \(4, 6\)"),
+    (lambda: MODEL.decoder(CLEAN_IDS, S[:, 1:]), ValueError, r"Decoder: s has shape \(4, 7\); expected \(batch, 8\)"),
+    (lambda: MODEL.decoder(CLEAN_IDS, S[0]), ValueError, r"Decoder: s has shape \(8,\)"),
+    (lambda: MODEL.decoder(CLEAN_IDS, S[:3]), ValueError, r"memory has shape \(3, 1, 8\); expected a batch of 4"),
+    (lambda: MODEL.decoder(CLEAN_IDS, S, CLEAN_MASK[:, 1:]), ValueError, r"Decoder: predicted has shape \(4, 6\)"),
     (lambda: MODEL.backward(np.ones((N + 1, VOCAB)), MODEL.forward(*ARGUMENTS)[1]), ValueError,
      rf"Decoder: dlogits has shape \({N + 1}, 11\); expected \({N}, 11\)"),
 ])
@@ -835,5 +835,5 @@ def test_bad_settings(settings, sentence):
 def test_the_halves_stand_alone():
     assert isinstance(MODEL.encoder, Encoder)
     assert isinstance(MODEL.decoder, Decoder)
-    assert_close(MODEL.decoder(MODEL.encoder(NOISY_IDS, NOISY_MASK), np.where(CLEAN_MASK, CLEAN_IDS, PAD)[:, :-1],
-                               CLEAN_MASK[:, 1:]), MODEL(*ARGUMENTS))
+    ids = np.where(CLEAN_MASK, CLEAN_IDS, PAD)[:, :-1]
+    assert_close(MODEL.decoder(ids, MODEL.encoder(NOISY_IDS, NOISY_MASK), CLEAN_MASK[:, 1:]), MODEL(*ARGUMENTS))

@@ -176,6 +176,8 @@ class DenoisingBatches:
         check_choice("DenoisingBatches", "noise", noise, NOISES)
         check_number("DenoisingBatches", "ratio", ratio, 0, 1)
         check_count("DenoisingBatches", "vocab", vocab, least=len(SPECIAL) + 1)
+        if longest is not None:
+            check_count("DenoisingBatches", "longest", longest)
         if len(sequences) < batch_size:
             raise ValueError(f"DenoisingBatches: {len(sequences)} sentences; expected at least a batch of {batch_size}")
         self.sequences = [sequence[:longest] for sequence in sequences]
@@ -183,7 +185,7 @@ class DenoisingBatches:
         self.noise, self.ratio, self.vocab = NOISES[noise], ratio, vocab
         self.lengths = np.array([len(sequence) for sequence in self.sequences])
         if not self.lengths.all():
-            raise ValueError(f"DenoisingBatches: sentence {int(self.lengths.argmin())} has no word; expected at least "
+            raise ValueError(f"DenoisingBatches: sentence {int(self.lengths.argmin()) + 1} has no word; expected at least "
                              "one in each")
         self.per_epoch = len(self.sequences) // batch_size
         self._epoch, self._order = None, None

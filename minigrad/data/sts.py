@@ -101,7 +101,9 @@ def read_archive(path):
                 part = Path(member.name).name.removeprefix("sts-").removesuffix(".csv")
                 if member.isfile() and Path(member.name).name == f"sts-{part}.csv" and part in PARTS:
                     found[part] = parse_sts(archive.extractfile(member).read(), f"{path}: {member.name}", part)
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+    except DataError:
+        raise
+    except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError, OverflowError) as error:
         raise DataError(f"{path}: damaged, or no .tar.gz file ({error})") from error
     missing = [part for part in PARTS if part not in found]
     if missing:

@@ -64,7 +64,9 @@ class LayerNorm(Layer):
         xp = array_module(x=x, gain=gain)
         check_rank_and_width("LayerNorm", "x", x, None, gain.shape[0])
         x_hat, norm_cache = normalize(x.astype(xp.result_type(x.dtype, gain.dtype), copy=False), self.eps)
-        return x_hat * gain + self.bias.value, (norm_cache,)
+        y = x_hat * gain
+        y += self.bias.value
+        return y, (norm_cache,)
 
     def backward(self, dy, cache):
         """dx: `normalize_backward` of dy gain; gain.grad += sum dy x_hat; bias.grad += sum dy (over every position)."""
