@@ -77,14 +77,14 @@ from tasks.run_folder import UsageError, open_run_folder
 WIKI = Official("wikisplit_sentences.txt", "", 5_659_299,
                 "sha256:59b9de4dbb70f4d3035644eaf3ca2cccfd1421dd2466cbb1fb6095e947cbb1d3")
 DEFAULTS = {
-    "data": None, "sts": None, "no_sts_text": False, "sts_times": 2, "longest": 16, "vocab": 6000, "buckets": 2000,
+    "data": None, "sts": None, "no_sts_text": False, "sts_times": 1, "longest": 22, "vocab": 6000, "buckets": 2000,
     "width": 128, "heads": 4, "layers": 2, "length": 26, "pooling": "cls", "no_tie": False, "norm": "pre",
-    "activation": "gelu_tanh", "dropout": 0.0, "attention_dropout": 0.0, "noise": "delete", "ratio": 0.6,
-    "batch_size": 64, "optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.01, "schedule": "cosine", "warmup": None,
+    "activation": "gelu_tanh", "dropout": 0.0, "attention_dropout": 0.0, "noise": "delete", "ratio": 0.3,
+    "batch_size": 64, "optimizer": "adamw", "lr": 4e-3, "weight_decay": 0.01, "schedule": "cosine", "warmup": None,
     "clip_norm": 1.0, "eval_every": 200, "ablate": None, "jobs": 1}
 DESCRIBED = [key for key in DEFAULTS if key not in ("data", "sts", "noise", "ratio", "pooling", "no_tie", "eval_every",
                                                     "ablate", "jobs")]
-STEPS = 2400
+STEPS = 2000
 LOG_EVERY = 20
 HELD_OUT = 256                                      # sentences that are not trained on
 SHOWN = 3                                           # of them, rebuilt at the end
@@ -100,12 +100,12 @@ def parse(argv):
                                                      "the data folder)")
     own.add_argument("--no-sts-text", action="store_true", default=None,
                      help="leave the sentences of sts-train.csv out of the training text")
-    own.add_argument("--sts-times", type=whole(1), help="how often an epoch meets these (default 2)")
+    own.add_argument("--sts-times", type=whole(1), help="how often an epoch meets these (default 1)")
     own.add_argument("--longest", type=whole(0), help="leave sentences of more words out of the training text; 0: none "
-                                                      "(default 16)")
+                                                      "(default 22)")
     own.add_argument("--noise", choices=list(NOISES), help="default delete")
     own.add_argument("--ratio", type=number(0), help="share of words that the noise touches: with delete, the share "
-                                                     "that is deleted (default 0.6)")
+                                                     "that is deleted (default 0.3; the paper's is 0.6)")
     own.add_argument("--pooling", choices=POOLINGS, help="the embedding: the output at [CLS], the mean or the maximum "
                                                          "over the sentence (default cls)")
     own.add_argument("--no-tie", action="store_true", default=None, help="a decoder with weights of its own")
@@ -189,23 +189,19 @@ def open_corpus(settings):
     sentences, sts = read_sentences(path), open_sts(settings, data_folder() if folder.is_file() else folder)
     of_sts = set() if not sts or settings["no_sts_text"] else {*sts["train"].first, *sts["train"].second}
     sentences = list(dict.fromkeys([*sentences, *sorted(of_sts)]))
-    count = min(HELD_OUT, len(sentences) // 10)
+    longest = settings["longest"]
+    fit = [s for s in sentences if s in of_sts or not longest or len(words_of(s)) <= longest]
+    count = min(HELD_OUT, len(fit) // 10)
     if not count:
-        raise DataError(f"{path}: {len(sentences)} different sentences; expected at least 10")
-    held = set(np.random.default_rng([settings["seed"], 4]).permutation(len(sentences))[:count].tolist())
-    text = [sentence for n, sentence in enumerate(sentences) if n not in held]
-    train = []
-    for sentence in text:
-        if sentence in of_sts:
-            train += [sentence] * settings["sts_times"]
-        elif not settings["longest"] or len(words_of(sentence)) <= settings["longest"]:
-            train.append(sentence)
-    if not train:
-        raise DataError(f"{path}: no sentence of at most --longest {settings['longest']} words")
+        at_most = f" of at most --longest {longest} words" if longest else ""
+        raise DataError(f"{path}: {len(fit)} different sentences{at_most}; expected at least 10")
+    held = {fit[n] for n in np.random.default_rng([settings["seed"], 4]).permutation(len(fit))[:count]}
+    text = [sentence for sentence in sentences if sentence not in held]
+    train = [s for s in fit if s not in held for _ in range(settings["sts_times"] if s in of_sts else 1)]
     digest = hashlib.sha256("\n".join(sentences).encode("utf-8", "surrogatepass")).hexdigest()
     record = {"name": path.name, "text": len(text), "train": len(train), "held_out": count, "sha256": digest,
               "sts": {part: pairs.name for part, pairs in sts.items()} if sts else None}
-    return Corpus(text, train, [sentences[n] for n in sorted(held)], sts, record, path.absolute())
+    return Corpus(text, train, [sentence for sentence in fit if sentence in held], sts, record, path.absolute())
 
 
 def find_wiki(folder):

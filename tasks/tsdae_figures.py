@@ -49,12 +49,14 @@ def draw_scores(scores, name, out):
 
 
 def draw_ablation(rows, path, name):
-    """Spearman of the runs of an ablation: over the ratio of deletion as a curve, all others as bars beside it.
+    """Spearman of the runs of an ablation: over the ratio of deletion as a curve, all others as bars beside the first.
 
     rows: [{"group", "label", "ratio", "dev": [of each seed], "test": [...]}]
     """
     over_ratio = sorted((row for row in rows if row["group"] == "ratio"), key=lambda row: row["ratio"])
     others = [row for row in rows if row["group"] != "ratio"]
+    others = rows[:1] + others if others else []             # the first one is what they differ from
+    over_ratio = over_ratio if len(over_ratio) > 1 or not others else []
     figure, axes = new_figure(10.0 if over_ratio and others else 7.0, 4.4)
     if over_ratio and others:
         grid = figure.add_gridspec(1, 2)

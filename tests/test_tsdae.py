@@ -313,7 +313,7 @@ def test_a_run_is_kept_and_shown(tmp_path, trained, monkeypatch):
     (trained / "config.json").write_text(json.dumps(config), encoding="utf-8")
     kept = json.loads(results.keep(trained, "tiny").read_text(encoding="utf-8"))
     assert kept["ran_on"]["command"] == "python tasks/tsdae.py --steps 15" and str(tmp_path) not in json.dumps(kept["result"])
-    assert "| delete 0.6, cls, tied, vocab 50, buckets 10, width 16" in results.table(tmp_path / "docs/results/tsdae")
+    assert "| delete 0.3, cls, tied, vocab 50, buckets 10, width 16" in results.table(tmp_path / "docs/results/tsdae")
     results.figure(tmp_path / "docs/results/tsdae", tmp_path / "curves.png", None)
     assert (tmp_path / "curves.png").stat().st_size > 1000
 
