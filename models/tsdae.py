@@ -64,11 +64,10 @@ def pool_backward(ds, cache, pooling):
     xp, (shape, how) = array_module(ds), cache
     if pooling == "mean":
         return ds[:, None] * how
+    if pooling == "max":
+        return xp.where(xp.arange(shape[1])[:, None] == how, ds[:, None], 0)
     dh = xp.zeros(shape, ds.dtype)
-    if pooling == "cls":
-        dh[:, 0] = ds
-    else:
-        xp.put_along_axis(dh, how, ds[:, None], axis=1)
+    dh[:, 0] = ds
     return dh
 
 
@@ -254,7 +253,8 @@ class TSDAE(Layer):
 
     forward(noisy (B, L), clean (B, T), noisy_mask=None, clean_mask=None, rng=None) -> logits (N, vocab), cache: of the
     N real words behind a clean sentence's first, row by row; `targets(clean, clean_mask)` are their ids (N,). (Without
-    clean_mask: (B, T-1, vocab) and (B, T-1).) Both begin with [CLS] and end with [SEP]; masks are True where real. backward(dlogits, cache) -> None.
+    clean_mask: (B, T-1, vocab) and (B, T-1).) Both begin with [CLS] and end with [SEP]; masks are True where real.
+    backward(dlogits, cache) -> None.
     Raises ValueError and TypeError as its parts do.
     """
 

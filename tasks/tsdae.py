@@ -161,6 +161,8 @@ def _require_fitting(given, settings):
         raise UsageError(f"--heads is {settings['heads']}; expected a divisor of --width, {settings['width']}")
     if settings["ablate"] is not None:
         tsdae_ablate.names_of(settings["ablate"])
+        if settings["sts"] == "none":
+            raise UsageError("--ablate compares scores on the STS Benchmark; expected --sts FOLDER, not none")
     elif "jobs" in given:
         raise UsageError("--jobs has a meaning only with --ablate")
 
@@ -485,6 +487,8 @@ def main(argv):
     device_of(settings)                             # before anything is written
     corpus = open_corpus(settings)
     settings["data"] = str(Path(settings["data"]).absolute()) if settings["data"] else str(data_folder().absolute())
+    if settings["sts"] not in (None, "none"):
+        settings["sts"] = str(Path(settings["sts"]).absolute())
     if settings["ablate"] is not None:
         tsdae_ablate.run_grid(settings, DEFAULTS)
         return

@@ -5,6 +5,7 @@ decoder tied (Wang et al. 2021, section 7; the values of their table were not at
 """
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -13,10 +14,10 @@ from pathlib import Path
 from minigrad.checkpoint import CheckpointError, write_atomically
 from minigrad.train import Interrupted
 from tasks import tsdae_figures
-from tasks.common import say
+from tasks.common import SHARED_DEFAULTS, say
 from tasks.run_folder import UsageError, open_run_folder
 
-BASE = "base"                                        # as the settings have it: by default deletion, 0.6, [CLS], tied
+BASE = "base"                                        # as the settings have it: by default deletion, [CLS], tied
 GROUPS = {
     "ratio": {f"ratio-{ratio:g}": {"ratio": ratio} for ratio in (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)},
     "noise": {noise: {"noise": noise} for noise in ("delete", "swap", "mask", "replace", "add")},
@@ -52,13 +53,14 @@ def run_grid(settings, defaults):
     planned = variants(settings)
     say(settings, f"writing to {out}: {len(planned)} runs, {', '.join(planned)}")
     waiting = [name for name in planned if not (out / name / "result.json").exists()]
-    running = {}
+    running, before = {}, signal.signal(signal.SIGTERM, signal.default_int_handler)      # the runs must end too
     try:
         while waiting or running:
             while waiting and len(running) < settings["jobs"]:
                 name = waiting.pop(0)
-                running[name] = subprocess.Popen(command_of({**settings, **planned[name]}, defaults, out / name),
-                                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                running[name] = subprocess.Popen(           # Ctrl-C is for this process alone, which tells them once
+                    command_of({**settings, **planned[name]}, defaults, out / name), stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE, text=True, start_new_session=True)
             for name, process in list(running.items()):
                 if process.poll() is not None:
                     finish(settings, out, name, running.pop(name))
@@ -69,6 +71,7 @@ def run_grid(settings, defaults):
             process.communicate()
         raise Interrupted(f"stopped; the runs that were going are saved: go on with --resume {out}") from None
     finally:
+        signal.signal(signal.SIGTERM, before)
         for process in running.values():
             process.kill()
             process.communicate()
@@ -79,11 +82,12 @@ def run_grid(settings, defaults):
 
 def command_of(settings, defaults, folder):
     """The command line of one run: the settings that are not the defaults."""
+    defaults = {**SHARED_DEFAULTS, **defaults}
     command = [sys.executable, str(Path(__file__).with_name("tsdae.py"))]
     if (folder / "config.json").exists():
         return [*command, "--quiet", "--resume", str(folder)]
     for key, value in settings.items():
-        if key in NOT_OF_A_RUN or value is None or value is False or (key in defaults and value == defaults[key]):
+        if key in NOT_OF_A_RUN or value is None or value is False or value == defaults.get(key):
             continue
         flag = "--" + key.replace("_", "-")
         command.append(flag if value is True else f"{flag}={value}")

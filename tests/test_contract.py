@@ -81,7 +81,8 @@ def test_gradients(case, mode):
 @pytest.mark.parametrize("kind", mask_kinds())
 @pytest.mark.parametrize("case", MASKED, ids=ids)
 def test_gradients_under_every_kind_of_mask(case, kind):
-    report = gradcheck(case.layer(), (case.x(),), {**case.keywords(), case.mask_name: mask_kinds()[kind]}, mode="direction")
+    keywords = {**case.keywords(), case.mask_name: mask_kinds()[kind]}
+    report = gradcheck(case.layer(), (case.x(),), keywords, mode="direction")
     assert report.ok, report
 
 

@@ -185,8 +185,8 @@ class DenoisingBatches:
         self.noise, self.ratio, self.vocab = NOISES[noise], ratio, vocab
         self.lengths = np.array([len(sequence) for sequence in self.sequences])
         if not self.lengths.all():
-            raise ValueError(f"DenoisingBatches: sentence {int(self.lengths.argmin()) + 1} has no word; expected at least "
-                             "one in each")
+            raise ValueError(f"DenoisingBatches: sentence {int(self.lengths.argmin()) + 1} has no word; expected at "
+                             "least one in each")
         self.per_epoch = len(self.sequences) // batch_size
         self._epoch, self._order = None, None
 
