@@ -116,7 +116,7 @@ def test_gradients_of_the_encoder_alone(pooling):
 @pytest.mark.parametrize("predicted", [None, CLEAN_MASK[:, 1:]], ids=["everywhere", "somewhere"])
 def test_gradients_of_the_decoder_alone(predicted, norm):
     decoder = model_of(norm=norm, layers=1).decoder
-    report = gradcheck(decoder, (S, CLEAN_IDS[:, :-1]), {"predicted": predicted}, mode="direction")
+    report = gradcheck(decoder, (CLEAN_IDS[:, :-1], S), {"predicted": predicted}, mode="direction")
     assert report.ok, report
     assert "s" in {row.name for row in report.rows}
 
@@ -410,7 +410,7 @@ def test_the_words_that_are_predicted_are_not_seen(monkeypatch):
     for t in range(1, CLEAN_IDS.shape[1]):
         other = CLEAN_IDS.copy()
         other[0, t] = 5 if other[0, t] != 5 else 6
-        before, after = (model(NOISY_IDS, ids, NOISY_MASK)[:CLEAN_IDS.shape[1] - 1] for ids in (CLEAN_IDS, other))
+        before, after = (model(NOISY_IDS, ids, NOISY_MASK)[0] for ids in (CLEAN_IDS, other))
         assert_identical(after[:t], before[:t])
         assert (after[t:] != before[t:]).all()
 
@@ -480,9 +480,9 @@ def test_logits_are_made_of_real_targets_only():
     assert model(*ARGUMENTS).shape == (len(targets), VOCAB) == (N, VOCAB)
     assert CLEAN_MASK[:, 1:].sum() == N < CLEAN_IDS[:, 1:].size
     everywhere = model(NOISY_IDS, CLEAN_IDS)
-    assert everywhere.shape == (CLEAN_IDS[:, 1:].size, VOCAB)
+    assert everywhere.shape == (*CLEAN_IDS[:, 1:].shape, VOCAB)
     assert model.targets(CLEAN_IDS).shape == CLEAN_IDS[:, 1:].shape
-    picked = model(NOISY_IDS, CLEAN_IDS, NOISY_MASK)[CLEAN_MASK[:, 1:].ravel()]
+    picked = model(NOISY_IDS, CLEAN_IDS, NOISY_MASK)[CLEAN_MASK[:, 1:]]
     assert_close(picked, model(*ARGUMENTS))
 
 
