@@ -85,6 +85,7 @@ DEFAULTS = {
 DESCRIBED = [key for key in DEFAULTS if key not in ("data", "sts", "noise", "ratio", "pooling", "no_tie", "eval_every",
                                                     "ablate", "jobs")]
 STEPS = 2000
+LAST = tsdae_ablate.LAST
 LOG_EVERY = 20
 HELD_OUT = 256                                      # sentences that are not trained on
 SHOWN = 3                                           # of them, rebuilt at the end
@@ -378,9 +379,18 @@ def scores_of(settings, model, corpus, vocabulary, device):
             for name, embed in {**embeds, **whitened}.items()}
 
 
+def model_scores(model, corpus):
+    """{"dev": [Spearman, Pearson], "test": ...} of a model as it is; None without the benchmark."""
+    if corpus.sts:
+        return {part: list(tsdae_score.score(lambda sentences: encode(model, sentences), corpus.sts[part]))
+                for part in ("dev", "test")}
+    return None
+
+
 def report(settings, trainer, corpus, vocabulary, out):
     """Score the best checkpoint; keep that in result.json, print it, draw it."""
     model, path = trainer.model, out / "best.safetensors"
+    last = model_scores(model, corpus)
     tensors = {name: tensor for name, tensor in load_checkpoint(path)[0].items()
                if not name.startswith(("optimizer.", "trainer."))}
     load_parameters(model.named_parameters(), tensors, path)
@@ -389,11 +399,11 @@ def report(settings, trainer, corpus, vocabulary, out):
     loss, shuffled = rebuilding_losses(model, held_out_batches(corpus, vocabulary, settings), device)
     result = {"steps": trainer.step, "best": trainer.best, "corpus": corpus.record, "seconds": round(seconds, 1),
               "parameters": sum(p.value.size for p in model.parameters()), "held_out_loss": loss,
-              "held_out_loss_shuffled": shuffled,
+              "held_out_loss_shuffled": shuffled, "last_loss": trainer.log.column("held_out_loss")[-1][1],
               "sentences_per_second": round(trainer.step * settings["batch_size"] / seconds),
               "clipped": clipped_share(trainer.log, settings), "rebuilt": rebuilt(settings, model, corpus, vocabulary)}
     if corpus.sts:
-        result["scores"] = scores_of(settings, model, corpus, vocabulary, device)
+        result["scores"] = {**scores_of(settings, model, corpus, vocabulary, device), LAST: last}
         tsdae_figures.draw_scores(result["scores"], corpus.sts["test"].name, out)
     write_atomically(out / "result.json", f"{json.dumps(result, indent=1)}\n".encode())
     for noisy, sentence, written in result["rebuilt"]:

@@ -17,12 +17,14 @@ from tasks import tsdae_figures
 from tasks.common import SHARED_DEFAULTS, say
 from tasks.run_folder import UsageError, open_run_folder
 
+LAST = "TSDAE at the last step"                      # the best one by dev can be the untrained, in a short run
 BASE = "base"                                        # as the settings have it: by default deletion, [CLS], tied
 GROUPS = {
     "ratio": {f"ratio-{ratio:g}": {"ratio": ratio} for ratio in (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)},
     "noise": {noise: {"noise": noise} for noise in ("delete", "swap", "mask", "replace", "add")},
     "pooling": {f"{pooling}-pooling": {"pooling": pooling} for pooling in ("cls", "mean", "max")},
     "tie": {"tied": {"no_tie": False}, "not-tied": {"no_tie": True}}}
+VALUES = ("dev", "test", "best", "loss")             # of a row of the table; all but `best` of the last step
 NOT_OF_A_RUN = ("out", "resume", "quiet", "ablate", "jobs")
 
 
@@ -104,7 +106,7 @@ def finish(settings, out, name, process):
         result = json.loads((out / name / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{out / name}: result.json is missing or damaged") from error
-    dev, test = ("{:.3f}".format(result["scores"]["TSDAE"][part][0]) for part in ("dev", "test"))
+    dev, test = ("{:.3f}".format(result["scores"][LAST][part][0]) for part in ("dev", "test"))
     say(settings, f"{name}: Spearman {dev} on dev, {test} on test; {result['seconds']:.0f} s")
 
 
@@ -127,8 +129,8 @@ def rows_of(settings, results):
                  "tie": "not tied", "ratio": f"delete {own['ratio']:g}"}[group_of(own)]
         scores = results[name]["scores"]
         rows.append({"group": group_of(own), "label": label, "ratio": own["ratio"],
-                     **{part: [scores["TSDAE"][part][0]] for part in ("dev", "test")},
-                     "whitened": [scores["TSDAE, whitened"]["test"][0]], "loss": [results[name]["held_out_loss"]]})
+                     **{part: [scores[LAST][part][0]] for part in ("dev", "test")},
+                     "best": [scores["TSDAE"]["test"][0]], "loss": [results[name]["last_loss"]]})
     return rows
 
 
@@ -136,17 +138,17 @@ def merged(rows):
     """The rows with the same label as one, the values of its seeds side by side."""
     found = {}
     for row in rows:
-        kept = found.setdefault(row["label"], {**row, **{key: [] for key in ("dev", "test", "whitened", "loss")}})
-        for key in ("dev", "test", "whitened", "loss"):
+        kept = found.setdefault(row["label"], {**row, **{key: [] for key in VALUES}})
+        for key in VALUES:
             kept[key] += row[key]
     return list(found.values())
 
 
 def table(rows):
     """A Markdown table of rows."""
-    lines = ["| | dev | test | test, whitened | loss on held-out sentences |", "|---|---|---|---|---|"]
+    lines = ["| | dev | test | test, best checkpoint by dev | loss on held-out sentences |", "|---|---|---|---|---|"]
     for row in rows:
-        cells = [", ".join(f"{value:.3f}" for value in row[key]) for key in ("dev", "test", "whitened", "loss")]
+        cells = [", ".join(f"{value:.3f}" for value in row[key]) for key in VALUES]
         lines.append(f"| {row['label']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -155,7 +157,8 @@ def show(settings, of_runs, results, out):
     """Print the table, keep it as ablation.md and ablation.json, draw ablation.png."""
     rows = merged(rows_of(of_runs, results))
     name = next(iter(results.values()))["corpus"]["sts"]["test"]
-    text = f"Spearman, {name}, seed {settings['seed']}\n\n{table(rows)}\n"
+    steps = next(iter(results.values()))["steps"]
+    text = f"Spearman after {steps:,} steps, {name}, seed {settings['seed']}\n\n{table(rows)}\n"
     write_atomically(out / "ablation.md", text.encode())
     write_atomically(out / "ablation.json", f"{json.dumps(rows, indent=1)}\n".encode())
     tsdae_figures.draw_ablation(rows, out / "ablation.png", name)
