@@ -158,7 +158,7 @@ class Decoder(Layer):
 
     words, layers     as the encoder's (tied: the same objects) with TransformerDecoderLayers
     transform         Linear(d, d);  transform_norm: LayerNorm(d)
-    b_v (vocab,)      zero
+    b_v (vocab,)      zero; `begin_with` gives it the words' frequencies
 
     forward(ids (B, T), s (B, d), predicted=None, rng=None) -> logits (B, T, vocab), cache; with predicted (B, T), True
     where a next word is predicted, (N, vocab) of these N places alone, row by row. Position t sees the ids 0 ... t, so
@@ -208,6 +208,15 @@ class Decoder(Layer):
             ds = ds + ds_layer[:, 0]
         self.words.backward(dx, words_cache)
         return ds
+
+    def begin_with(self, counts):
+        """b_v = log((n_w + 1) / sum (n + 1)), n_w how often word w comes in the text, counts (vocab,): of an untrained
+        decoder the words are then as likely as in the text. Else the first thing that E learns is that most words are
+        rare, by moving all of their rows in one direction, and rows that are alike say little about a sentence."""
+        xp = array_module(self.b_v.value)
+        check_shape("Decoder", "counts", counts, self.b_v.value.shape)
+        smoothed = counts + 1
+        self.b_v.value[...] = xp.log(smoothed / smoothed.sum())
 
     def _head(self, rows):
         """logits (N, vocab) of rows (N, d)."""

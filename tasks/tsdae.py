@@ -244,11 +244,16 @@ def describe(corpus, vocabulary):
 
 # ---- training --------------------------------------------------------------------------------------------
 
-def build_model(settings, vocabulary):
+def build_model(settings, vocabulary, corpus):
+    """The untrained model; at first all words are as likely as they are in the text."""
     own = {key: settings[key] for key in ("heads", "layers", "length", "pooling", "norm", "activation", "dropout",
                                           "attention_dropout", "dtype")}
-    return TSDAE(vocabulary, settings["width"], tie=not settings["no_tie"],
-                 rng=np.random.default_rng([settings["seed"], 1]), **own)
+    model = TSDAE(vocabulary, settings["width"], tie=not settings["no_tie"],
+                  rng=np.random.default_rng([settings["seed"], 1]), **own)
+    words = np.concatenate([enclosed(vocabulary.encode(sentence)[:settings["length"] - 2])[1:]
+                            for sentence in corpus.train])
+    model.decoder.begin_with(np.bincount(words, minlength=len(vocabulary)).astype(settings["dtype"]))
+    return model
 
 
 def batches_of(corpus, vocabulary, settings):
@@ -336,7 +341,7 @@ def evaluation(corpus, vocabulary, settings, device):
 def train(settings, corpus, vocabulary, out, steps):
     """Train in the run's folder; writes result.json and the figures."""
     device = device_of(settings)
-    model = build_model(settings, vocabulary).to_device(device)
+    model = build_model(settings, vocabulary, corpus).to_device(device)
     digest = hashlib.sha256("\n".join(vocabulary.words).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     # In this order: a checkpoint of another text is told by the text, not by thousands of words.
     dictionary = f"{len(vocabulary.words):,} words (sha256 {digest}...), {vocabulary.buckets:,} buckets"
@@ -364,7 +369,7 @@ def train(settings, corpus, vocabulary, out, steps):
 def scores_of(settings, model, corpus, vocabulary, device):
     """{name: {"dev": [Spearman, Pearson], "test": ...}}: of the model, then of what it has to beat."""
     asked = [s for part in ("dev", "test") for s in corpus.sts[part].first + corpus.sts[part].second]
-    untrained = build_model(settings, vocabulary).to_device(device)
+    untrained = build_model(settings, vocabulary, corpus).to_device(device)
     fitted = [corpus.train[n] for n in np.random.default_rng([settings["seed"], 6]).permutation(
         len(corpus.train))[:tsdae_score.FITTED_ON]]
     E = asnumpy(model.encoder.words.embedding.W.value)
@@ -507,7 +512,7 @@ def main(argv):
         batches = batches_of(corpus, vocabulary, settings)
         steps = steps_of(settings, batches.per_epoch, STEPS)
         schedule_of(settings, steps)
-        optimizer_of(settings, build_model(settings, vocabulary))
+        optimizer_of(settings, build_model(settings, vocabulary, corpus))
     except ValueError as error:
         raise UsageError(str(error)) from error
     say(settings, describe(corpus, vocabulary))
