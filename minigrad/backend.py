@@ -40,6 +40,13 @@ def array_module(*arrays, **named):
 
     Raises TypeError for something that is not an array, and for a NumPy/CuPy mix.
     """
+    given = arrays + tuple(named.values()) if named else arrays
+    for array in given:                                          # the common case, quickly: NumPy arrays alone
+        if type(array) is not np.ndarray:
+            break
+    else:
+        if given:
+            return np
     named.update((f"argument {n}", array) for n, array in enumerate(arrays, 1))
     first, xp = None, None
     for name, array in named.items():
@@ -226,7 +233,7 @@ class _Block:
 def _aligned(size):
     """Fresh memory of `size` bytes."""
     raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
+    start = -raw.__array_interface__["data"][0] % ALIGNMENT
     return raw[start:start + size]
 
 
@@ -248,7 +255,7 @@ def empty(shape, dtype, xp=np):
     grain = max(ALIGNMENT, 1 << max(0, size.bit_length() - 4))
     rounded = -(-max(size, 1) // grain) * grain
     memory = _aligned(rounded) if size < POOLED_FROM else np.asarray(_Block(_recycled(rounded)))
-    return memory[:size].view(dtype).reshape(shape)
+    return np.ndarray(shape, dtype, memory)
 
 
 def release_idle_memory():
@@ -271,10 +278,16 @@ def cache_blocks(array):
 
     One index, the whole, for a small array and on a GPU, where every operation is a launch.
     """
-    if not on_host(array) or array.nbytes <= CACHE_BLOCK:
+    if not on_host(array) or array.ndim == 0 or array.nbytes <= CACHE_BLOCK:
         return [...]
     rows = max(1, CACHE_BLOCK * len(array) // array.nbytes)
     return [slice(first, first + rows) for first in range(0, len(array), rows)]
+
+
+def elementwise(name, a, b):
+    """xp.<name>(a, b), "add" for example, into memory as `empty` gives it; b is broadcast to the shape of a."""
+    xp = array_module(a, b)
+    return getattr(xp, name)(a, b, out=empty(a.shape, xp.result_type(a.dtype, b.dtype), xp))
 
 
 def matmul(a, b):
@@ -283,7 +296,9 @@ def matmul(a, b):
     With a b of two axes all of a's rows are one product (`@` makes one of each batch entry).
     """
     xp, one_product = array_module(a, b), b.ndim == 2
-    front = a.shape[:-2] if one_product else np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    front = a.shape[:-2]
+    if not one_product and b.shape[:-2] != front:
+        front = np.broadcast_shapes(front, b.shape[:-2])
     y = empty((*front, a.shape[-2], b.shape[-1]), xp.result_type(a.dtype, b.dtype), xp)
     if one_product:
         rows = math.prod(a.shape[:-1])

@@ -114,34 +114,33 @@ class gelu_tanh:
     @staticmethod
     def forward(x):
         xp, c = array_module(x), math.sqrt(2 / math.pi)
-        y, Phi = empty(x.shape, x.dtype, xp), empty(x.shape, x.dtype, xp)
-        with np.errstate(over="ignore"):                                     # exp = inf makes Phi = 0, as it should be
+        y, inverse = empty(x.shape, x.dtype, xp), empty(x.shape, x.dtype, xp)                # inverse: 1 / Phi
+        with np.errstate(over="ignore"):                                     # exp = inf: Phi = 0, as it should be
             for part in cache_blocks(x):                                     # in place: passes over memory cost most
-                x_part, Phi_part = x[part], Phi[part]
-                xp.multiply(x_part, x_part, out=Phi_part)
-                Phi_part *= -2 * c * GELU_CUBE
-                Phi_part -= 2 * c
-                Phi_part *= x_part                                           # -2 u
-                xp.exp(Phi_part, out=Phi_part)
-                Phi_part += 1
-                xp.divide(1, Phi_part, out=Phi_part)
-                xp.multiply(x_part, Phi_part, out=y[part])
-        return y, (x, Phi)
+                x_part, w = x[part], inverse[part]
+                xp.multiply(x_part, x_part, out=w)
+                w *= -2 * c * GELU_CUBE
+                w -= 2 * c
+                w *= x_part                                                  # -2 u
+                xp.exp(w, out=w)
+                w += 1
+                xp.divide(x_part, w, out=y[part])
+        return y, (x, inverse)
 
     @staticmethod
     def backward(dy, cache):
-        x, Phi = cache
+        x, inverse = cache
         xp, c = array_module(dy), math.sqrt(2 / math.pi)
         dx = empty(x.shape, xp.result_type(x, dy), xp)
         for part in cache_blocks(x):
-            x_part, Phi_part, slope = x[part], Phi[part], dx[part]
+            x_part, Phi, slope = x[part], 1 / inverse[part], dx[part]
             xp.multiply(x_part, x_part, out=slope)
             slope *= 6 * GELU_CUBE * c
             slope += 2 * c
             slope *= x_part
-            slope *= 1 - Phi_part
+            slope *= 1 - Phi
             slope += 1                                                       # 1 + x Phi' / Phi
-            slope *= Phi_part
+            slope *= Phi
             slope *= dy[part]
         return dx
 

@@ -3,14 +3,14 @@
     python tasks/bench.py                        the tables of the README, some minutes on 2 cores
     python tasks/bench.py --json bench.json --out bench.png
     python tasks/bench.py --quick                small sizes, some seconds: does everything run and agree?
-    python tasks/bench.py --only srupp           one part of rra, lstm, srupp, tsdae, with all that is measured of it
+    python tasks/bench.py --only srupp           one of rra, lstm, srupp, tsdae, with all that is measured of it
     python tasks/bench.py --rows-only            the layers beside their peers, without the tables of cost
     python tasks/bench.py -S 400 --hidden 256    another size (targets are judged at the default size only)
 
 Forward + backward in float32, with the gradients of x and of all parameters, all sides in this one process: RRALSTM
 against the same equations in PyTorch eager and in jax.jit(lax.scan), LSTM against torch.nn.LSTM, SRUpp against the same
-equations in PyTorch eager and the official module (pip install sru==3.0.0.dev6; it compiles C++ when it is imported). Of
-TSDAE a whole training step (forward, backward, AdamW), and the embeddings of sentences of ids, against the same in
+equations in PyTorch eager and the official module (pip install sru==3.0.0.dev6; it compiles C++ when it is imported).
+Of TSDAE a whole training step (forward, backward, AdamW), and the embeddings of sentences of ids, against the same in
 PyTorch eager. A peer that is not installed is left out, with a line that says so. Before anything is timed, every peer
 must give minigrad's outputs and gradients (RRALSTM and LSTM: over the first 100 steps; a step of TSDAE: also how far
 every parameter moves); one that does not gets no figure, and the exit status is 1.
@@ -73,8 +73,8 @@ TARGETS = {                                          # (layer, side): ratio of m
     ("RRALSTM", "PyTorch eager"): (0.55, 0.42), ("RRALSTM", "jax.jit(lax.scan)"): (0.35, None),
     ("RRALSTM", "floor"): (2.0, None), ("LSTM", "torch.nn.LSTM"): (1.3, 1.1), ("LSTM", "floor"): (1.7, None),
     ("SRUpp", "PyTorch eager"): (0.55, 0.45), ("SRUpp", "official module"): (0.4, None),
-    ("SRUpp", "floor"): (None, None), ("TSDAE step", "PyTorch eager"): (1.2, 0.8), ("TSDAE step", "floor"): (None, None),
-    ("TSDAE encode", "PyTorch eager"): (1.0, None)}
+    ("SRUpp", "floor"): (None, None), ("TSDAE step", "PyTorch eager"): (1.2, 0.8),
+    ("TSDAE step", "floor"): (None, None), ("TSDAE encode", "PyTorch eager"): (1.0, None)}
 TARGET_SIZE = {"adding": ("batch_size", "length", "hidden", "window"), "srupp": ("srupp_size",),
                "TSDAE step": ("tsdae_size",), "TSDAE encode": ("tsdae_size", "tsdae_encoded")}
 
@@ -252,7 +252,7 @@ def differs_from_target_size(settings, family):
 
 
 def table(layers, sides, timings, floor, not_judged):
-    """Rows: minigrad's layer, its peers each at its fastest way, the floor if any; ratios are minigrad's time to theirs."""
+    """Rows: minigrad's layer, its peers each at its fastest way, a floor if any; ratios: minigrad's time to theirs."""
     rows = []
     for layer in layers:
         ways = [(side, timing) for side, timing in zip(sides, timings) if side.layer == layer]

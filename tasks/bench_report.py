@@ -1,5 +1,7 @@
 """What tasks/bench.py shows: the report as text, and as a figure."""
 
+import textwrap
+
 from tasks.bench_measure import STRAIGHT
 from tasks.bench_srupp import NOISE, SAME
 from tasks.figures import COLOURS, new_figure, save
@@ -91,8 +93,9 @@ def draw(report, path):
                      color=[colours[row["layer"]] for row in rows])
     axes.margins(x=0.1)
     axes.bar_label(bars, [f"{row['ms']:.1f}" for row in rows], padding=3, fontsize=8)
-    sizes = "\n".join(f"{', '.join(family['layers'])}: {family['size']}" for family in report["sizes"].values())
-    axes.set_xlabel("ms, forward + backward")
+    sizes = "\n".join(textwrap.fill(f"{', '.join(family['layers'])}: {family['size']}", 80)
+                      for family in report["sizes"].values())
+    axes.set_xlabel("ms, forward + backward (TSDAE step: and AdamW; TSDAE encode: forward)")
     axes.set_title(sizes, fontsize=9)
     save(figure, path)
 

@@ -1,5 +1,5 @@
 """tasks/bench.py: it runs and reports; its peers compute what minigrad computes; it judges as it says. No figure of
-speed is asserted here. What is SRU++'s alone: test_bench_srupp.py."""
+speed is asserted here. What is SRU++'s alone: test_bench_srupp.py; TSDAE's: test_bench_tsdae.py."""
 
 import builtins
 import json
@@ -58,8 +58,9 @@ def test_without_peers_it_says_so_and_reports_the_rest(no_peers, tmp_path, capsy
     assert set(report) == {"settings", "environment", "sizes", "notes", "differing", "table", "ways", "floor", "memory",
                            "cost", "stepping"}
     assert [(row["layer"], row["side"]) for row in report["table"]] == [
-        (layer, side) for layer in ("RRALSTM", "LSTM", "SRUpp") for side in ("minigrad", "floor")]
-    assert set(report["floor"]) == {"adding", "srupp"}
+        *((layer, side) for layer in ("RRALSTM", "LSTM", "SRUpp", "TSDAE step") for side in ("minigrad", "floor")),
+        ("TSDAE encode", "minigrad")]
+    assert set(report["floor"]) == {"adding", "srupp", "TSDAE step"}
     assert set(report["floor"]["adding"]["parts"]) == {"step", "backward step", "input", "weight gradients", "dx"}
     for floor in report["floor"].values():
         assert floor["ms"] == pytest.approx(sum(part["ms"] for part in floor["parts"].values()))
@@ -76,7 +77,7 @@ def test_with_peers_every_row_is_there(monkeypatch, tmp_path, capsys):
     pytest.importorskip("torch")
     pytest.importorskip("jax")
     monkeypatch.setattr(bench_peers, "JAX_WAYS", UNROLLED)   # compiling takes its time; the other ways: below
-    status, out, _ = ran(capsys, *QUICK, "--json", tmp_path / "bench.json")
+    status, out, _ = ran(capsys, *QUICK, "--only", "rra,lstm,srupp", "--json", tmp_path / "bench.json")
     assert status == 0, out
     report = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
     assert report["differing"] == []                 # so every way of every peer gives minigrad's gradients
@@ -88,7 +89,8 @@ def test_with_peers_every_row_is_there(monkeypatch, tmp_path, capsys):
         *(("LSTM", "torch.nn.LSTM", way) for way in ("batch first", "time first")),
         *(("SRUpp", "PyTorch eager", way) for way in bench_srupp_peers.WAYS)}
     rows = {(row["layer"], row["side"]): row for row in report["table"]}
-    assert {key for key, row in rows.items() if "ratio" in row} | official == set(bench.TARGETS)
+    assert {key for key, row in rows.items() if "ratio" in row} | official == {
+        (layer, side) for layer, side in bench.TARGETS if not layer.startswith("TSDAE")}
     for key, row in rows.items():
         if "ratio" in row:
             ours = rows[key[0], "minigrad"]["ms"]
@@ -148,7 +150,7 @@ def test_rows_only(no_peers, tmp_path, capsys):
     assert status == 0
     report = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
     assert (report["cost"], report["stepping"]) == ([], None)
-    assert len(report["table"]) == 6
+    assert len(report["table"]) == 9
     assert " over " not in out
 
 

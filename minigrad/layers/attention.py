@@ -63,7 +63,7 @@ class MultiHeadAttention(Layer):
         query = keys if memory is None else query
         q, k, v = (self._split(_affine(x, W, b)) for x, W, b in (
             (query, self.W_q, self.b_q), (keys, self.W_k, self.b_k), (keys, self.W_v, self.b_v)))
-        if mask is not None:      # given as one of the scores: k and v at padded positions are b_k and b_v, not to be zeroed
+        if mask is not None:                     # of the scores: k and v at padded positions are finite, b_k and b_v
             mask_of_scores = xp.broadcast_to(mask[:, None, None], (len(q), 1, q.shape[2], k.shape[2]))
         A, attention_cache = softmax_attention.forward(
             q, k, v, mask=None if mask is None else mask_of_scores, causal=causal, dropout=self.dropout, rng=rng)

@@ -5,7 +5,7 @@ Derivation of the backward: docs/derivations/layer_norm.md.
 
 import numpy as np
 
-from minigrad.backend import DEFAULT_DTYPE, array_module
+from minigrad.backend import DEFAULT_DTYPE, array_module, elementwise
 from minigrad.check import check_count, check_number, check_rank_and_width, check_shape
 from minigrad.initializers import zeros
 from minigrad.layer import Layer
@@ -16,8 +16,8 @@ from minigrad.parameter import Parameter
 
 def normalize(x, eps):
     """x_hat = (x - mu) / sqrt(var + eps), mu and var each row's own (last axis). x (..., d) -> x_hat, cache."""
-    x_hat = x - row_means(x)
-    variance = row_means(x_hat * x_hat)
+    x_hat = elementwise("subtract", x, row_means(x))
+    variance = row_means(elementwise("multiply", x_hat, x_hat))
     inverse_sigma = 1 / array_module(x).sqrt(variance + eps)                 # (..., 1)
     x_hat *= inverse_sigma
     return x_hat, (x_hat, inverse_sigma)
@@ -26,8 +26,8 @@ def normalize(x, eps):
 def normalize_backward(dx_hat, cache):
     """dx = (dx_hat - mean(dx_hat) - x_hat mean(dx_hat x_hat)) / sigma: what would move mu or sigma is taken out."""
     x_hat, inverse_sigma = cache
-    dx = dx_hat - row_means(dx_hat)
-    dx -= x_hat * row_means(dx_hat * x_hat)
+    dx = elementwise("subtract", dx_hat, row_means(dx_hat))
+    dx -= elementwise("multiply", x_hat, row_means(elementwise("multiply", dx_hat, x_hat)))
     dx *= inverse_sigma
     return dx
 
@@ -64,7 +64,7 @@ class LayerNorm(Layer):
         xp = array_module(x=x, gain=gain)
         check_rank_and_width("LayerNorm", "x", x, None, gain.shape[0])
         x_hat, norm_cache = normalize(x.astype(xp.result_type(x.dtype, gain.dtype), copy=False), self.eps)
-        y = x_hat * gain
+        y = elementwise("multiply", x_hat, gain)
         y += self.bias.value
         return y, (norm_cache,)
 
@@ -74,6 +74,6 @@ class LayerNorm(Layer):
         x_hat, _ = norm_cache
         check_shape("LayerNorm", "dy", dy, x_hat.shape)
         d = x_hat.shape[-1]
-        self.gain.grad += (dy * x_hat).reshape(-1, d).sum(axis=0)
+        self.gain.grad += elementwise("multiply", dy, x_hat).reshape(-1, d).sum(axis=0)
         self.bias.grad += dy.reshape(-1, d).sum(axis=0)
-        return normalize_backward(dy * self.gain.value, norm_cache)
+        return normalize_backward(elementwise("multiply", dy, self.gain.value), norm_cache)

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from minigrad.backend import array_module, matmul
+from minigrad.backend import array_module, elementwise, matmul
 from minigrad.backend import zeros as zeros_of
 from minigrad.check import check_choice, check_count, check_mask, check_rank_and_width, check_shape
 from minigrad.functional import gelu, gelu_tanh, relu
@@ -86,7 +86,7 @@ class _Block(Layer):
             n, norm_cache = norm.forward(x)
         inner, inner_cache = f(n)
         inner, drop_cache = self.drop.forward(inner, rng=rng)
-        y = x + inner
+        y = elementwise("add", x, inner)
         if self.norm == "post":
             y, norm_cache = norm.forward(y)
         return y, _ResidualCache(norm_cache, inner_cache, drop_cache)
@@ -98,7 +98,7 @@ class _Block(Layer):
         df = f_backward(self.drop.backward(dy, cache.drop), cache.inner)
         if self.norm == "pre":
             df = norm.backward(df, cache.norm)
-        return dy + df
+        return elementwise("add", dy, df)
 
     def _setting(self, norm, dropout):
         check_choice(type(self).__name__, "norm", norm, NORMS)
@@ -109,8 +109,8 @@ class _Block(Layer):
         y, cache = self.attention.forward(_placed(n, mask), mask=mask, **settings)
         return _rows(y, mask), cache
 
-    def _attend_backward(self, dy, cache, mask):
-        return _rows(self.attention.backward(_placed(dy, mask), cache), mask)
+    def _attend_backward(self, mask):
+        return lambda dy, cache: _rows(self.attention.backward(_placed(dy, mask), cache), mask)
 
     def _check_input(self, x, mask):
         name = type(self).__name__
@@ -168,7 +168,7 @@ class TransformerEncoderLayer(_Block):
         drows = self._residual_backward(
             _rows(dy, mask), self.feed_forward_norm, self.feed_forward.backward, feed_cache)
         return _placed(self._residual_backward(
-            drows, self.attention_norm, lambda dn, inner: self._attend_backward(dn, inner, mask), attention_cache), mask)
+            drows, self.attention_norm, self._attend_backward(mask), attention_cache), mask)
 
 
 def _shareable(shared, **wanted):
@@ -256,5 +256,5 @@ class TransformerDecoderLayer(_Block):
             _rows(dy, mask), self.feed_forward_norm, self.feed_forward.backward, feed_cache)
         drows = self._residual_backward(drows, self.cross_attention_norm, cross_backward, cross_cache)
         drows = self._residual_backward(
-            drows, self.attention_norm, lambda dn, inner: self._attend_backward(dn, inner, mask), attention_cache)
+            drows, self.attention_norm, self._attend_backward(mask), attention_cache)
         return _placed(drows, mask), found[0]
