@@ -257,7 +257,11 @@ def one_row_layer(heads=2, fast=True, dtype="float64", **settings):
 def test_one_row_is_two_matrices_at_every_position(fast, heads):
     layer = one_row_layer(heads, fast)
     y = layer(X, ROW)
-    assert_identical(y, np.repeat(y[:, :1], L, axis=1))
+    same = np.repeat(y[:, :1], L, axis=1)
+    if fast:
+        assert_identical(y, same)
+    else:                                                    # a product rounds equal rows differently on some CPUs
+        assert_close(y, same, 1e-14)
     assert_close(y[:, 0], (ROW[:, 0] @ layer.W_v.value + layer.b_v.value) @ layer.W_o.value + layer.b_o.value)
 
 
