@@ -80,7 +80,7 @@ DEFAULTS = {
     "data": None, "sts": None, "no_sts_text": False, "sts_times": 1, "longest": 22, "vocab": 6000, "buckets": 2000,
     "width": 128, "heads": 4, "layers": 2, "length": 26, "pooling": "cls", "no_tie": False, "norm": "pre",
     "activation": "gelu_tanh", "dropout": 0.0, "attention_dropout": 0.0, "noise": "delete", "ratio": 0.3,
-    "batch_size": 64, "optimizer": "adamw", "lr": 4e-3, "weight_decay": 0.01, "schedule": "cosine", "warmup": None,
+    "batch_size": 64, "optimizer": "adamw", "lr": 4e-3, "eps": None, "weight_decay": 0.01, "schedule": "cosine", "warmup": None,
     "clip_norm": 1.0, "eval_every": 200, "ablate": None, "jobs": 1}
 DESCRIBED = [key for key in DEFAULTS if key not in ("data", "sts", "noise", "ratio", "pooling", "no_tie", "eval_every",
                                                     "ablate", "jobs")]
@@ -122,6 +122,7 @@ def parse(argv):
     own.add_argument("--activation", choices=["relu", "gelu", "gelu_tanh"], help="default gelu_tanh")
     own.add_argument("--dropout", type=number(0), help="default 0")
     own.add_argument("--attention-dropout", type=number(0), help="of the self-attention's weights (default 0)")
+    own.add_argument("--eps", type=number(0, open_low=True), help="the optimizer's eps (default: its own)")
     own.add_argument("--weight-decay", type=number(0), help="default 0.01")
     own.add_argument("--schedule", choices=["cosine", "constant"], help="of the learning rate (default cosine, to 0)")
     own.add_argument("--warmup", type=whole(0), help="steps of growing learning rate (default 1/20 of all)")
