@@ -118,6 +118,14 @@ class Encoder(Layer):
         self.words, self.layers, self.pooling = words, list(layers), pooling
 
     def forward(self, ids, mask=None, rng=None):
+        return self._run(ids, mask, rng, keep=True)
+
+    def __call__(self, ids, mask=None, rng=None):
+        s, _ = self._run(ids, mask, rng, keep=False)
+        return s
+
+    def _run(self, ids, mask, rng, keep):
+        """s and the cache; with keep=False each layer's cache is dropped as soon as the layer is done."""
         xp = array_module(ids=ids, mask=mask)
         check_ids("Encoder", "ids", ids, mask)
         if mask is None:
@@ -126,17 +134,23 @@ class Encoder(Layer):
         caches, norm_cache = [], None
         for layer in self.layers:
             x, cache = layer.forward(x, mask=mask, rng=rng)
-            caches.append(cache)
+            caches.append(cache if keep else None)
+            del cache
+        if self.pooling == "cls":                    # the norm is of each position alone: only [CLS]'s is needed
+            x, pool_cache = pool(x, mask, "cls")
         if not self.words.norm_first:
             x, norm_cache = self.words.norm.forward(x)
-        s, pool_cache = pool(x, mask, self.pooling)
-        return s, (words_cache, caches, (norm_cache, pool_cache))
+        if self.pooling != "cls":
+            x, pool_cache = pool(x, mask, self.pooling)
+        return x, (words_cache, caches, (norm_cache, pool_cache))
 
     def backward(self, ds, cache):
         words_cache, caches, (norm_cache, pool_cache) = cache
-        dx = pool_backward(ds, pool_cache, self.pooling)
+        dx = ds if self.pooling == "cls" else pool_backward(ds, pool_cache, self.pooling)
         if not self.words.norm_first:
             dx = self.words.norm.backward(dx, norm_cache)
+        if self.pooling == "cls":
+            dx = pool_backward(dx, pool_cache, "cls")
         for layer, layer_cache in zip(reversed(self.layers), reversed(caches)):
             dx = layer.backward(dx, layer_cache)
         self.words.backward(dx, words_cache)
