@@ -108,7 +108,7 @@ def describe_tsdae(settings):
     words = [f"{settings['noise']} {settings['ratio']:g}", settings["pooling"]]
     words.append("untied" if settings["no_tie"] else "tied")
     for key in tsdae.DESCRIBED:
-        if settings[key] != tsdae.DEFAULTS[key]:
+        if settings.get(key, tsdae.DEFAULTS[key]) != tsdae.DEFAULTS[key]:        # a run may be older than a setting
             words.append(f"{key.replace('_', ' ')} {settings[key]}")
     return ", ".join(words)
 
