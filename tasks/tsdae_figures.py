@@ -78,7 +78,8 @@ def draw_ablation(rows, path, name):
         for side in ("top", "right"):
             beside.spines[side].set_visible(False)
         beside.margins(x=0.12)
-        beside.set(title="noise, pooling, tying", xlabel="Spearman")
-        beside.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
+        beside.set_title("noise, pooling, tying", pad=22)
+        beside.set_xlabel("Spearman")
+        beside.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     figure.suptitle(name, fontsize=10)
     save(figure, path)
