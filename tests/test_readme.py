@@ -82,7 +82,7 @@ def test_the_layer_to_copy_passes_its_check(tmp_path):
 @pytest.mark.parametrize("task", ["adding", "char_lm", "tsdae", "clipping"])
 def test_the_commands_of_the_tasks_parse(task, page):
     parse = importlib.import_module(f"tasks.{task}").parse
-    pattern = rf"python tasks/{task}\.py((?: --?[\w-]+(?: (?:[\w,./]+|\"[^\"]*\"))?)*)"
+    pattern = rf"python tasks/{task}\.py((?: --?[\w-]+(?: (?:[\w,./][\w,./-]*|\"[^\"]*\"))?)*)"
     for command in re.findall(pattern, page.read_text(encoding="utf-8")):
         if "--resume" not in command:
             parse(shlex.split(command))
