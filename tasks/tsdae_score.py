@@ -97,7 +97,7 @@ def tf_idf(sentences, text):
     bag, ids = bag_of_words(sentences)
     frequency = Counter(word for sentence in text for word in set(words_of(sentence)))
     idf = np.array([math.log((1 + len(text)) / (1 + frequency[word])) + 1 for word in ids])
-    return lambda sentences: bag(sentences) * idf[None]
+    return lambda sentences: bag(sentences).multiply(idf[None]).tocsr()      # SciPy 1.15 gives it as a coo_array
 
 
 def mean_of_words(vocabulary, E):
