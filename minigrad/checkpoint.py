@@ -57,6 +57,12 @@ def load_checkpoint(path):
         raise CheckpointError(f"checkpoint {path}: damaged or not a safetensors file ({error})") from error
 
 
+def model_tensors(tensors):
+    """{name: array} of a training checkpoint without what only the trainer needs."""
+    return {name: array for name, array in tensors.items()
+            if not name.startswith(("optimizer.", "trainer.", "carried."))}
+
+
 def load_parameters(named_parameters, tensors, path="checkpoint"):
     """Fill parameters, in place, from {name: array}; every name, shape and dtype must fit.
 

@@ -4,6 +4,8 @@ The loss is a 0-d array on the device of its inputs (reading it as a float is th
 waits). `backward(cache, dloss=1.0)` returns the gradient of the first input alone: targets and masks are constants.
 """
 
+from typing import Any, NamedTuple
+
 from minigrad.backend import array_module, cache_blocks, empty, on_host
 from minigrad.check import check_mask, check_shape
 
@@ -29,6 +31,14 @@ class mean_squared_error:
     def backward(cache, dloss=1.0):
         difference, = cache
         return difference * (2.0 / difference.size) * dloss
+
+
+class _CrossEntropyCache(NamedTuple):
+    exponentials: Any   # (N, V), softmax(logits) but for the division
+    sums: Any           # (N, 1), of the exponentials
+    ids: Any            # (N,)
+    weight: Any         # (N,), 1/n at real positions, 0 elsewhere
+    shape: tuple        # of the logits
 
 
 class softmax_cross_entropy:
@@ -64,7 +74,7 @@ class softmax_cross_entropy:
             sums[part] = xp.exp(shifted, out=shifted).sum(axis=-1, keepdims=True)
         losses = xp.log(sums[:, 0]) - of_targets                                 # (N,)
         weight = xp.ones_like(losses) / n if mask is None else real / n          # (N,)
-        return xp.asarray((losses * weight).sum()), (exponentials, sums, ids, weight, logits.shape)
+        return xp.asarray((losses * weight).sum()), _CrossEntropyCache(exponentials, sums, ids, weight, logits.shape)
 
     @staticmethod
     def backward(cache, dloss=1.0):

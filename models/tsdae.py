@@ -17,7 +17,7 @@ import numpy as np
 
 from minigrad.backend import array_module, asnumpy, matmul, on_host, to_device
 from minigrad.check import check_choice, check_count, check_mask, check_rank_and_width, check_shape
-from minigrad.checkpoint import CheckpointError, load_checkpoint, load_parameters, save_checkpoint
+from minigrad.checkpoint import CheckpointError, load_checkpoint, load_parameters, model_tensors, save_checkpoint
 from minigrad.data.sentences import CLS, PAD, SEP, WordVocabulary, enclosed, padded
 from minigrad.functional import gelu, gelu_tanh
 from minigrad.initializers import generator, zeros
@@ -418,7 +418,7 @@ class TSDAE(Layer):
         """
         path = Path(path) / BEST if Path(path).is_dir() else Path(path)
         tensors, meta = load_checkpoint(path)
-        tensors = {name: array for name, array in tensors.items() if not name.startswith(("optimizer.", "trainer."))}
+        tensors = model_tensors(tensors)
         try:
             settings = dict(meta["config"]["model"])
             words, buckets = settings.pop("words"), settings.pop("buckets", 0)

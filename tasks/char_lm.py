@@ -56,7 +56,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minigrad.backend import asnumpy, to_device
-from minigrad.checkpoint import CheckpointError, load_checkpoint, load_parameters, write_atomically
+from minigrad.checkpoint import CheckpointError, load_checkpoint, load_parameters, model_tensors, write_atomically
 from minigrad.data import DataError, Streams, Vocabulary, data_folder, find_enwik8, read_text, split_90_5_5
 from minigrad.losses import softmax_cross_entropy
 from minigrad.train import Trainer
@@ -346,9 +346,7 @@ def report(name, settings, trainer, text, device):
 
 def take_parameters(model, tensors, path):
     """Fill the model from a training checkpoint, leaving aside what only the trainer needs."""
-    others = ("optimizer.", "trainer.", "carried.")
-    load_parameters(model.named_parameters(), {key: tensor for key, tensor in tensors.items()
-                                               if not key.startswith(others)}, path)
+    load_parameters(model.named_parameters(), model_tensors(tensors), path)
 
 
 # ---- figures ---------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minigrad.backend import asnumpy, to_device
-from minigrad.checkpoint import load_checkpoint, load_parameters, write_atomically
+from minigrad.checkpoint import load_checkpoint, load_parameters, model_tensors, write_atomically
 from minigrad.data import DataError, data_folder
 from minigrad.data.files import Official, check_content, find_file, read_unpacked
 from minigrad.data.sentences import (
@@ -404,8 +404,7 @@ def report(settings, trainer, corpus, vocabulary, out):
     """Score the best checkpoint; keep that in result.json, print it, draw it."""
     model, path = trainer.model, out / "best.safetensors"
     last = model_scores(model, corpus)
-    tensors = {name: tensor for name, tensor in load_checkpoint(path)[0].items()
-               if not name.startswith(("optimizer.", "trainer."))}
+    tensors = model_tensors(load_checkpoint(path)[0])
     load_parameters(model.named_parameters(), tensors, path)
     device = device_of(settings)
     seconds = max(trainer.seconds, 1e-9)
