@@ -140,22 +140,23 @@ class Adadelta(Optimizer):
 
 
 class RMSprop(Optimizer):
-    """Tieleman and Hinton 2012; centred as in Graves 2013. eps is outside the root:
+    """Tieleman and Hinton 2012; centred as in Graves 2013. eps is outside the root, or with `eps_inside` in it:
 
         E[g^2] <- rho E[g^2] + (1-rho) g^2          r = sqrt(E[g^2]) + eps
         E[g]   <- rho E[g] + (1-rho) g              r = sqrt(E[g^2] - E[g]^2) + eps   (centred)
-        v      <- momentum v + g / r
+        v      <- momentum v + g / r                r = sqrt(E[g^2] - E[g]^2 + eps)   (centred, eps_inside: Graves 2013)
         theta  <- theta - lr v
     """
 
     slots = ("E_g2", "E_g", "v")
 
     def __init__(self, parameters, lr=1e-3, rho=0.9, eps=1e-8, momentum=0.0, centred=False, weight_decay=0.0,
-                 no_decay=()):
+                 no_decay=(), eps_inside=False):
         check_number("RMSprop", "rho", rho, 0, 1, open_high=True)
         check_number("RMSprop", "eps", eps, 0, open_low=True, open_high=True)
         check_number("RMSprop", "momentum", momentum, 0, 1, open_high=True)
-        self.rho, self.eps, self.momentum, self.centred = rho, eps, momentum, centred
+        self.rho, self.eps, self.momentum = rho, eps, momentum
+        self.centred, self.eps_inside = centred, eps_inside
         self.slots = ("E_g2", *(["E_g"] if centred else []), *(["v"] if momentum else []))
         super().__init__(parameters, lr, weight_decay, no_decay)
 
@@ -169,7 +170,7 @@ class RMSprop(Optimizer):
             E_g *= self.rho
             E_g += (1 - self.rho) * g
             variance = xp.maximum(E_g2 - E_g * E_g, 0)           # rounding can take it below zero
-        move = g / (xp.sqrt(variance) + self.eps)
+        move = g / (xp.sqrt(variance + self.eps) if self.eps_inside else xp.sqrt(variance) + self.eps)
         if self.momentum:
             v = others.pop(0)
             v *= self.momentum

@@ -1,7 +1,7 @@
 """The adding problem: RRA against LSTM (Wang 2017, section 4.1, Figure 4).
 
     python tasks/adding.py                            the quick start: RRA to a test MSE below 0.01, 1.5 minutes
-    python tasks/adding.py --model lstm               the same for the LSTM
+    python tasks/adding.py --model lstm               the same for the LSTM, or any of the models RRA is compared with
     python tasks/adding.py --compare rra,lstm         both on the same data, and Figure 4
     python tasks/adding.py --paper --compare rra,lstm the paper's setting (Adadelta, zero biases), 8,000 iterations each
     python tasks/adding.py --resume runs/adding/...   go on with a run that was stopped
@@ -43,14 +43,15 @@ from minigrad.backend import asnumpy, to_device
 from minigrad.checkpoint import write_atomically
 from minigrad.data import Batches, adding_problem
 from minigrad.initializers import GATE_BLOCKS
-from minigrad.layers import LSTM, RRALSTM, Stack
+from minigrad.layers import RRALSTM, Stack
 from minigrad.losses import mean_squared_error
 from minigrad.train import Trainer
+from models.cells import CELLS, build_cell
+from models.cells import label as label_of
 from models.regressor import SequenceRegressor
 from tasks.figures import draw_attention_weights, draw_curves
 from tasks.run_folder import UsageError, open_run_folder, write_config
 
-MODELS = ("rra", "lstm")
 DEFAULTS = {
     "length": 100, "window": 10, "offset": 2, "normalize": "sum", "hidden": 128, "layers": 1, "forget_bias": 1.0,
     "init": "orthogonal", "model": "rra", "compare": None, "paper": False, "train_size": 100_000,
@@ -68,7 +69,8 @@ def parse(argv):
     parser = parser_for("adding", __doc__)
     own = parser.add_argument_group("of this task")
     own.add_argument("-S", "--length", type=whole(2), help="steps of a sequence (default 100)")
-    own.add_argument("-K", "--window", type=whole(0), help="RRA: states attended to (default 10)")
+    own.add_argument("-K", "--window", type=whole(0), help="RRA: states attended to; rnn-residual, rnn-attention: k "
+                                                           "(default 10)")
     own.add_argument("--offset", type=int, choices=[1, 2], help="RRA: 2, the paper (default), or 1, its code")
     own.add_argument("--normalize", choices=["sum", "softmax"], help="RRA: of the attention weights (default sum)")
     own.add_argument("--hidden", type=whole(1), help="units (default 128)")
@@ -76,7 +78,7 @@ def parse(argv):
     own.add_argument("--forget-bias", type=number(), help="first value (default 1; --paper: 0)")
     own.add_argument("--eps", type=number(0, open_low=True), help="the optimizer's eps (default: its own)")
     own.add_argument("--init", choices=list(GATE_BLOCKS), help="how W and U start (default orthogonal)")
-    own.add_argument("--model", choices=MODELS, help="default rra")
+    own.add_argument("--model", choices=CELLS, metavar="NAME", help=f"{', '.join(CELLS)} (default rra)")
     own.add_argument("--compare", metavar="A,B", help="train several models on the same data: rra,lstm")
     own.add_argument("--paper", action="store_true", default=None, help="the paper's setting; 8,000 iterations")
     own.add_argument("--train-size", type=whole(1), help="default 100,000")
@@ -93,20 +95,18 @@ def parse(argv):
 
 def names_of(settings):
     """The models to train."""
-    return [settings["model"]] if settings["compare"] is None else names_to_compare(settings["compare"], MODELS)
+    return [settings["model"]] if settings["compare"] is None else names_to_compare(settings["compare"], CELLS)
 
 
 def build(settings, name):
     """The model `name`; W, U, b and the readout start the same for all."""
-    h, dtype = settings["hidden"], settings["dtype"]
-    rng, cells = np.random.default_rng([settings["seed"], 1]), []
-    for layer in range(settings["layers"]):
-        d = h if layer else 2
-        common = {"forget_bias": settings["forget_bias"], "init": settings["init"], "rng": rng, "dtype": dtype}
-        cells.append(LSTM(d, h, **common) if name == "lstm" else
-                     RRALSTM(d, h, settings["window"], settings["offset"], settings["normalize"], **common))
-    readout_rng = np.random.default_rng([settings["seed"], 2])
-    return SequenceRegressor(cells[0] if len(cells) == 1 else Stack(*cells), h, rng=readout_rng, dtype=dtype)
+    own = {key: settings[key] for key in ("window", "offset", "normalize", "forget_bias", "init", "dtype")}
+    rng, layers, width = np.random.default_rng([settings["seed"], 1]), [], 2
+    for _ in range(settings["layers"]):
+        layer, width = build_cell(name, width, settings["hidden"], rng=rng, **own)
+        layers.append(layer)
+    return SequenceRegressor(layers[0] if len(layers) == 1 else Stack(*layers), width, dtype=settings["dtype"],
+                             rng=np.random.default_rng([settings["seed"], 2]))
 
 
 def generate(settings):
@@ -229,7 +229,7 @@ def figures_of(name, settings, log, baseline, out):
 
 
 def label(name, settings):
-    return f"RRA, K = {settings['window']}" if name == "rra" else name.upper()
+    return label_of(name, settings["window"])
 
 
 def main(argv):

@@ -4,6 +4,8 @@ import numpy as np
 
 from minigrad.check import check_count
 
+POOL = 50           # batches whose examples are sorted by length together
+
 
 class Batches:
     """Shuffled minibatches of aligned arrays; which examples step s sees is a function of (seed, s) alone.
@@ -39,3 +41,17 @@ class Batches:
             self._epoch = epoch
         rows = self._order[n * self.batch_size:(n + 1) * self.batch_size]
         return tuple(array[rows] for array in self.arrays)
+
+
+def order_by_length(lengths, batch_size, rng):
+    """(n // batch_size, batch_size): the examples of an epoch's batches, those of a batch of like length.
+
+    Random order, then by length within POOL batches at a time, the batches of a pool in random order. Each of the n
+    examples comes once, but for a rest smaller than a batch, which differs from draw to draw.
+    """
+    order, pools = rng.permutation(len(lengths))[:len(lengths) // batch_size * batch_size], []
+    for start in range(0, len(order), POOL * batch_size):
+        pool = order[start:start + POOL * batch_size]
+        pool = pool[lengths[pool].argsort(kind="stable")].reshape(-1, batch_size)
+        pools.append(pool[rng.permutation(len(pool))])
+    return np.concatenate(pools)

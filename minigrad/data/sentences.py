@@ -7,6 +7,7 @@ from zlib import crc32
 import numpy as np
 
 from minigrad.check import check_choice, check_count, check_number
+from minigrad.data.batches import order_by_length
 from minigrad.data.files import DataError, read_unpacked
 
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
@@ -152,9 +153,6 @@ NOISES = {"delete": delete_words, "swap": swap_words, "mask": mask_words, "repla
 
 # ---- batches ---------------------------------------------------------------------------------------------
 
-POOL = 50           # batches whose sentences are sorted by length together
-
-
 class DenoisingBatches:
     """Batches of sentences and of the same with noise: batches[s] -> (noisy, noisy_mask, clean, clean_mask).
 
@@ -196,13 +194,7 @@ class DenoisingBatches:
 
     def order(self, epoch):
         """(per_epoch, batch_size): the sentences of each batch of an epoch."""
-        rng = np.random.default_rng([self.seed, epoch, 1])
-        order, pools = rng.permutation(len(self.sequences))[:self.per_epoch * self.batch_size], []
-        for start in range(0, len(order), POOL * self.batch_size):
-            pool = order[start:start + POOL * self.batch_size]
-            pool = pool[self.lengths[pool].argsort(kind="stable")].reshape(-1, self.batch_size)
-            pools.append(pool[rng.permutation(len(pool))])
-        return np.concatenate(pools)
+        return order_by_length(self.lengths, self.batch_size, np.random.default_rng([self.seed, epoch, 1]))
 
     def __getitem__(self, step):
         epoch, n = self.position(step)

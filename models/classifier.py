@@ -1,0 +1,144 @@
+"""A class read from a recurrent layer's outputs: pixel-by-pixel MNIST's model and, with an embedding, IMDB's."""
+
+from typing import Any, NamedTuple
+
+from minigrad.backend import array_module
+from minigrad.check import check_choice, check_mask
+from minigrad.initializers import generator
+from minigrad.layer import Layer
+from minigrad.layers import Bidirectional, Dropout, Embedding, Linear
+
+READOUTS = ("mean", "last")
+
+
+# ---- what is read of the outputs -------------------------------------------------------------------------
+
+class masked_mean:
+    """s = 1/n sum over a sample's n real steps of h_t: hs (B, L, h), mask (B, L) or None -> s (B, h); 0 where n is 0.
+
+    Backward: dh_t = ds / n at a real step, 0 elsewhere.
+    """
+
+    @staticmethod
+    def forward(hs, mask=None):
+        xp, (B, L) = array_module(hs=hs, mask=mask), hs.shape[:2]
+        if mask is None:
+            weights = xp.full((B, L), 1 / max(L, 1), hs.dtype)
+        else:
+            weights = (mask / xp.maximum(mask.sum(axis=1, keepdims=True), 1)).astype(hs.dtype)
+            hs = xp.where(mask[:, :, None], hs, 0)               # NaN at a padded step ends here
+        return (weights[:, None] @ hs)[:, 0], (weights,)
+
+    @staticmethod
+    def backward(ds, cache):
+        weights, = cache
+        return weights[:, :, None] * ds[:, None]
+
+
+class ends_of:
+    """s = h at the end of the reading: hs (B, L, h), mask -> s (B, h); 0 for a sample with no real step.
+
+    from_left   columns of hs whose layer reads from the left, their end being the last real step; that of the others,
+                which read from the right, is the first one
+    """
+
+    @staticmethod
+    def forward(hs, mask, from_left):
+        xp, (B, L, h) = array_module(hs=hs, mask=mask), hs.shape
+        steps = xp.arange(L)
+        real = xp.ones((B, L), bool) if mask is None else mask
+        last = xp.where(real, steps, 0).max(axis=1)                          # (B,)
+        first = xp.where(real, steps, L - 1).min(axis=1)
+        column = xp.arange(h)
+        step = xp.where(column < from_left, last[:, None], first[:, None])         # (B, h)
+        exists = real.any(axis=1)[:, None]
+        s = xp.where(exists, hs[xp.arange(B)[:, None], step, column], 0)
+        return s, (step, exists, hs.shape)
+
+    @staticmethod
+    def backward(ds, cache):
+        step, exists, (B, L, h) = cache
+        xp = array_module(ds)
+        dhs = xp.zeros((B, L, h), ds.dtype)
+        dhs[xp.arange(B)[:, None], step, xp.arange(h)] = xp.where(exists, ds, 0)       # every place but once
+        return dhs
+
+
+# ---- the models ------------------------------------------------------------------------------------------
+
+class _Cache(NamedTuple):
+    cell: Any
+    reading: Any
+    drop: Any
+    readout: Any
+
+
+class SequenceClassifier(Layer):
+    """logits = dropout(s) W + b, s the mean over the real steps of the recurrent layer's outputs, or their end.
+
+    cell      any recurrent layer with outputs of `width` columns
+    reads     "last": the output at the last real step (of a Bidirectional's backward layer that at the first one);
+              "mean": the masked mean over time (the deeplearning.net tutorial's, which RRA's IMDB settings follow)
+    dropout   of s, in training
+    from_left   columns whose layer reads from the left: by default all, behind a Bidirectional half of them
+
+    forward(x (B, L, d), mask=None, rng=None) -> (logits (B, classes), cache); backward(dlogits, cache) -> dx (B, L, d).
+    A sample with no real step gets s = 0. Raises ValueError for an empty sequence and as the cell does, TypeError for a
+    cell that is not recurrent.
+    """
+
+    def __init__(self, cell, width, classes, reads="last", dropout=0.0, *, from_left=None, rng=None,
+                 dtype=None):
+        if not getattr(cell, "recurrent", False):
+            raise TypeError(f"SequenceClassifier: cell is a {type(cell).__name__}; expected a recurrent layer")
+        check_choice("SequenceClassifier", "reads", reads, READOUTS)
+        self.cell, self.reads = cell, reads
+        both_ways = width // 2 if isinstance(cell, Bidirectional) else width
+        self.from_left = both_ways if from_left is None else from_left
+        self.drop = Dropout(dropout)
+        self.readout = Linear(width, classes, rng=rng, dtype=dtype)
+
+    def forward(self, x, mask=None, rng=None):
+        array_module(x=x, mask=mask)
+        if x.ndim != 3 or x.shape[1] == 0:
+            raise ValueError(f"SequenceClassifier: x has shape {x.shape}; expected (batch, length, width), at least "
+                             "one step long")
+        if mask is not None:
+            check_mask("SequenceClassifier", mask, x.shape[:2])
+        (hs, _), cell_cache = self.cell.forward(x, mask=mask, rng=rng)       # (B, L, h)
+        if self.reads == "mean":
+            s, reading_cache = masked_mean.forward(hs, mask)                 # (B, h)
+        else:
+            s, reading_cache = ends_of.forward(hs, mask, self.from_left)
+        s, drop_cache = self.drop.forward(s, rng=rng)
+        logits, readout_cache = self.readout.forward(s)
+        return logits, _Cache(cell_cache, reading_cache, drop_cache, readout_cache)
+
+    def backward(self, dlogits, cache):
+        cell_cache, reading_cache, drop_cache, readout_cache = cache
+        ds = self.drop.backward(self.readout.backward(dlogits, readout_cache), drop_cache)
+        dhs = (masked_mean if self.reads == "mean" else ends_of).backward(ds, reading_cache)
+        dx, _ = self.cell.backward((dhs, None), cell_cache)
+        return dx
+
+
+class TextClassifier(Layer):
+    """logits = classifier(embedding(ids)): a SequenceClassifier over learned word vectors.
+
+    forward(ids (B, L) integer, mask=None, rng=None) -> (logits (B, classes), cache); backward(dlogits, cache) -> None:
+    ids have no gradient. What stands at a masked position has no effect. Raises as Embedding and SequenceClassifier do.
+    """
+
+    def __init__(self, vocab, d, cell, width, classes=2, reads="mean", dropout=0.0, *, rng=None, dtype=None):
+        rng = generator(rng)
+        self.embedding = Embedding(vocab, d, rng=rng, dtype=dtype)
+        self.classifier = SequenceClassifier(cell, width, classes, reads, dropout, rng=rng, dtype=dtype)
+
+    def forward(self, ids, mask=None, rng=None):
+        x, embedding_cache = self.embedding.forward(ids, mask=mask)
+        logits, classifier_cache = self.classifier.forward(x, mask=mask, rng=rng)
+        return logits, (embedding_cache, classifier_cache)
+
+    def backward(self, dlogits, cache):
+        embedding_cache, classifier_cache = cache
+        return self.embedding.backward(self.classifier.backward(dlogits, classifier_cache), embedding_cache)
