@@ -12,7 +12,7 @@ x (B, d) and y (B, h); the outputs are those of forward over the whole sequence.
 
 from typing import Any, NamedTuple
 
-from minigrad.backend import array_module, zeros
+from minigrad.backend import array_module, on_host, zeros
 from minigrad.check import check_mask, check_rank_and_width, check_shape, check_state
 from minigrad.layer import Layer
 
@@ -82,8 +82,8 @@ def split_upstream(upstream):
 class Packing(NamedTuple):
     """Where each sample's real steps are: slot t of the packed sequence is step order[b, t] of the given one."""
 
-    order: Any      # (B, L) integer
-    inverse: Any    # (B, L) integer: step t of the given sequence is slot inverse[b, t]
+    order: Any      # (B, L) integer; None where every sample's real steps are on the left already
+    inverse: Any    # (B, L) integer: step t of the given sequence is slot inverse[b, t]; None as well
     lengths: Any    # (B,) integer: the number of real steps
     mask: Any       # (B, L) boolean, as given
 
@@ -93,6 +93,8 @@ class Packing(NamedTuple):
         if mask is None:
             return None
         xp, L = array_module(mask=mask), mask.shape[1]
+        if on_host(mask) and not (mask[:, 1:] > mask[:, :-1]).any():         # padded on the right: nothing to move
+            return cls(None, None, mask.sum(axis=1), mask)
         order = xp.argsort(xp.where(mask, 0, L) + xp.arange(L), axis=1)      # distinct keys: stable by construction
         return cls(order, xp.argsort(order, axis=1), mask.sum(axis=1), mask)
 
@@ -103,7 +105,7 @@ def pack(x, packing):
         return x
     xp = array_module(x)
     real = xp.where(packing.mask[:, :, None], x, 0)              # NaN in a masked step ends here
-    return xp.take_along_axis(real, packing.order[:, :, None], axis=1)
+    return real if packing.order is None else real[xp.arange(len(x))[:, None], packing.order]
 
 
 def unpack(y, packing):
@@ -111,7 +113,7 @@ def unpack(y, packing):
     if packing is None:
         return y
     xp = array_module(y)
-    spread = xp.take_along_axis(y, packing.inverse[:, :, None], axis=1)
+    spread = y if packing.inverse is None else y[xp.arange(len(y))[:, None], packing.inverse]
     return xp.where(packing.mask[:, :, None], spread, 0)
 
 
