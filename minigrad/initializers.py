@@ -20,6 +20,11 @@ def zeros(shape, dtype=None):
     return np.zeros(shape, dtype or DEFAULT_DTYPE)
 
 
+def identity(size, dtype=None):
+    """(size, size), ones on the diagonal."""
+    return np.eye(size, dtype=dtype or DEFAULT_DTYPE)
+
+
 def uniform(rng, shape, low=0.0, high=1.0, dtype=None):
     """U[low, high)."""
     return generator(rng).uniform(low, high, shape).astype(dtype or DEFAULT_DTYPE)
@@ -69,12 +74,13 @@ GATE_BLOCKS = {
 }
 
 
-def gate_blocks(init, rng, d, h, dtype=None):
+def gate_blocks(init, rng, d, h, dtype=None, count=4):
     """W (d, 4h) and U (h, 4h) of a gated recurrence, each gate block drawn alone; `init` is a key of GATE_BLOCKS.
+    `count` is the number of blocks: 1 for a recurrence without gates.
 
     Raises ValueError for an unknown name.
     """
     check_choice("gate_blocks", "init", init, GATE_BLOCKS)
     rng = generator(rng)
     for_W, for_U = GATE_BLOCKS[init]
-    return blocks(for_W, rng, d, h, 4, dtype), blocks(for_U, rng, h, h, 4, dtype)
+    return blocks(for_W, rng, d, h, count, dtype), blocks(for_U, rng, h, h, count, dtype)

@@ -92,7 +92,8 @@ def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
         xp.multiply(o, q_t, out=hs[P + t])
 
     y = unpack(hs[P:].transpose(1, 0, 2), packing)
-    return y, *_final_state(hs, cs, P, packing), LoopCache(x1, gates, hs, cs, q, packing)
+    last_c = cs[T].copy() if packing is None else cs[packing.lengths, xp.arange(B)]
+    return y, last_states(hs, P, packing), last_c, LoopCache(x1, gates, hs, cs, q, packing)
 
 
 def _blocks(weights, scale):
@@ -115,14 +116,13 @@ def _input_product(x, W, b):
     return x1, gates
 
 
-def _final_state(hs, cs, P, packing):
-    """Copies of the last P states (B, P, h) and of the cell (B, h), each sample's at its own last real step."""
-    xp, T = array_module(hs), len(cs) - 1
+def last_states(hs, P, packing):
+    """A copy of the last P states (B, P, h), each sample's at its own last real step; row P + t of hs is h_t."""
+    xp, T = array_module(hs), len(hs) - P
     if packing is None:
-        return hs[T:].transpose(1, 0, 2).copy(), cs[T].copy()
-    sample = xp.arange(hs.shape[1])
+        return hs[T:].transpose(1, 0, 2).copy()
     rows = packing.lengths[:, None] + xp.arange(P)                           # (B, P)
-    return hs[rows, sample[:, None]], cs[packing.lengths, sample]
+    return hs[rows, xp.arange(hs.shape[1])[:, None]]
 
 
 # ---- backward --------------------------------------------------------------------------------------------
@@ -213,28 +213,36 @@ def _cell_backward(xp, dh, dc, gates_t, c_before, q_t, ds_t, dz_t):
 def _upstream(dy, dpast, dc, cache):
     """The gradient that enters at each state from outside, time first, in arrays of its own.
 
-    dhs (P+T, B, h): dy, and dpast at the last P states of each sample. dcs: without a mask (1, B, h), dc at the end;
-    with one (T+1, B, h), dc at each sample's own last real step.
+    dhs (P+T, B, h) as `states_upstream` has it. dcs: without a mask (1, B, h), dc at the end; with one (T+1, B, h),
+    dc at each sample's own last real step.
     """
     hs, cs, packing = cache.hs, cache.cs, cache.packing
-    xp, T, B = array_module(hs=hs, dy=dy, dpast=dpast, dc=dc), len(cs) - 1, hs.shape[1]
-    P = len(hs) - T
-    dhs = empty(hs.shape, hs.dtype, xp)
-    dhs[:P] = 0
-    dhs[P:] = 0 if dy is None else pack(dy, packing).transpose(1, 0, 2)
+    xp, T = array_module(hs=hs, dc=dc), len(cs) - 1
+    dhs = states_upstream(dy, dpast, hs, len(hs) - T, packing)
     if packing is None:
-        if dpast is not None:
-            dhs[T:] += dpast.transpose(1, 0, 2)
         dcs = zeros((1, *cs.shape[1:]), cs.dtype, xp)
         dcs[0] = 0 if dc is None else dc
         return dhs, dcs
-    sample = xp.arange(B)
-    if dpast is not None:
-        dhs[packing.lengths[:, None] + xp.arange(P), sample[:, None]] += dpast   # rows of a sample are distinct
     dcs = zeros(cs.shape, cs.dtype, xp)
     if dc is not None:
-        dcs[packing.lengths, sample] = dc
+        dcs[packing.lengths, xp.arange(hs.shape[1])] = dc
     return dhs, dcs
+
+
+def states_upstream(dy, dpast, hs, P, packing):
+    """dhs (P+T, B, h), an array of its own: dy at the steps, and dpast at the last P states of each sample."""
+    xp, T = array_module(hs=hs, dy=dy, dpast=dpast), len(hs) - P
+    dhs = empty(hs.shape, hs.dtype, xp)
+    dhs[:P] = 0
+    dhs[P:] = 0 if dy is None else pack(dy, packing).transpose(1, 0, 2)
+    if dpast is None:
+        return dhs
+    if packing is None:
+        dhs[T:] += dpast.transpose(1, 0, 2)
+    else:
+        rows = packing.lengths[:, None] + xp.arange(P)                       # of a sample: distinct
+        dhs[rows, xp.arange(hs.shape[1])[:, None]] += dpast
+    return dhs
 
 
 def _add_window_to_past(dhs_past, flat_ds, newest_first, offset):

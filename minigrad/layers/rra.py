@@ -72,6 +72,26 @@ def rra_step_backward(dpast_new, dc_new, cache, W, U, w_hat):
     return (dx, dpast, dc), (dW, dU, db, dw_hat)
 
 
+# ---- the weights' normalisation, which RNN shares --------------------------------------------------------
+
+
+def normalize_weights(w, normalize, dtype=None):
+    """(w_hat (K,), the normaliser's cache), computed in w's dtype or a wider one; (None, None) for K = 0."""
+    w = w if dtype is None else w.astype(dtype, copy=False)
+    return NORMALIZERS[normalize].forward(w) if len(w) else (None, None)
+
+
+def check_sum(layer, w, normalize):
+    """Raise ArithmeticError when |sum w| <= 1e-6 sum |w|: the normaliser would divide by nearly nothing."""
+    if normalize != "sum" or not len(w):
+        return
+    total, size = float(w.sum()), float(abs(w).sum())
+    if abs(total) <= SMALLEST_SUM * size:
+        raise ArithmeticError(
+            f"{layer}: the attention weights w sum to {total:.3g} while their sizes sum to {size:.3g}, and "
+            "normalize='sum' divides by that sum; use normalize='softmax', or a smaller learning rate")
+
+
 # ---- the layer -------------------------------------------------------------------------------------------
 
 
@@ -105,19 +125,11 @@ class RRALSTM(Recurrent):
 
     def attention_weights(self, dtype=None):
         """(w_hat (K,), the normaliser's cache), computed in w's dtype or a wider one; (None, None) for K = 0."""
-        w = self.w.value if dtype is None else self.w.value.astype(dtype, copy=False)
-        return NORMALIZERS[self.normalize].forward(w) if len(w) else (None, None)
+        return normalize_weights(self.w.value, self.normalize, dtype)
 
     def validate(self):
         """Raise ArithmeticError when |sum w| <= 1e-6 sum |w|: the normaliser would divide by nearly nothing."""
-        w = self.w.value
-        if self.normalize != "sum" or not len(w):
-            return
-        total, size = float(w.sum()), float(abs(w).sum())
-        if abs(total) <= SMALLEST_SUM * size:
-            raise ArithmeticError(
-                f"RRALSTM: the attention weights w sum to {total:.3g} while their sizes sum to {size:.3g}, and "
-                "normalize='sum' divides by that sum; use normalize='softmax', or a smaller learning rate")
+        check_sum("RRALSTM", self.w.value, self.normalize)
 
     def forward(self, x, state=None, mask=None, rng=None):
         W, U, b = self.W.value, self.U.value, self.b.value
