@@ -496,7 +496,7 @@ def parse(argv):
     own = parser.add_argument_group("of this task")
     own.add_argument("--only", choices=["cliff", "table"], help="one of the two parts")
     own.add_argument("--seeds", type=whole(1), help="the table's runs a variant, from --seed up (default 10)")
-    own.add_argument("--model", choices=adding.MODELS, help="default lstm")
+    own.add_argument("--model", choices=["rra", "lstm"], help="default lstm")
     own.add_argument("-S", "--length", type=whole(2), help="steps of a sequence (default 20)")
     own.add_argument("-K", "--window", type=whole(0), help="RRA: states attended to (default 10)")
     own.add_argument("--hidden", type=whole(1), help="units (default 16)")

@@ -65,6 +65,7 @@ PAPER = {"forget_bias": 0.0}
 EPOCHS = {False: 2, True: 15}                       # by --paper
 SENTIMENTS = ("negative", "positive")
 EVALUATED = 64                                      # reviews at a time, where nothing is trained
+WITH_LINEAR = {"model", "data", "seed", "epochs", "lr", "vocab", "train_size", "test_size", "out", "quiet", "threads"}
 WITH_PREDICT = {"predict", "checkpoint", "device", "threads", "quiet", "max_length"}
 
 
@@ -103,6 +104,10 @@ def _require_fitting(given, settings):
         if "checkpoint" not in given:
             raise UsageError("--predict needs --checkpoint FILE, a checkpoint or the folder of a run")
         return
+    if settings["model"] in imdb_linear.MODELS:
+        foreign = sorted(given - WITH_LINEAR)
+        if foreign:
+            raise UsageError(f"--{foreign[0].replace('_', '-')} has no meaning with --model {settings['model']}")
     if "checkpoint" in given:
         raise UsageError("--checkpoint has a meaning only with --predict TEXT")
     if settings["dropout"] >= 1:

@@ -21,11 +21,13 @@ from minigrad.data.batches import Batches
 from minigrad.losses import softmax_cross_entropy
 from minigrad.optim import AdamW
 from minigrad.parameter import Parameter
+from minigrad.runlog import RunLog
 from tasks.run_folder import open_run_folder
 
 MODELS = ("bow", "lsa")
 COMPONENTS = 300
-EPOCHS, BATCH, LR, WEIGHT_DECAY = 10, 100, 0.02, 0.01
+EPOCHS, BATCH, WEIGHT_DECAY = 10, 100, 0.01
+LR = {"bow": 0.01, "lsa": 0.001}
 
 
 def counts_of(reviews, vocab):
@@ -61,7 +63,7 @@ def lsa(train_rows, test_rows, components, seed):
     return (train - mean) / deviation, (test - mean) / deviation
 
 
-def train_linear(rows, labels, seed, *, epochs=EPOCHS, batch_size=BATCH, lr=LR, weight_decay=WEIGHT_DECAY, each=None):
+def train_linear(rows, labels, seed, *, lr, epochs, batch_size=BATCH, weight_decay=WEIGHT_DECAY, each=None):
     """(W (d, 2), b (2,)) of softmax(rows W + b) by AdamW; rows (n, d), sparse or not; each(epoch, W, b) after an epoch.
 
     Backward: dW = rows^T dlogits, db = the sum of dlogits over the batch.
@@ -86,6 +88,16 @@ def error(rows, labels, W, b):
     return float(((rows @ W + b).argmax(axis=1) != labels).mean())
 
 
+def best_epochs(rows, labels, seed, **settings):
+    """After how many of EPOCHS epochs the error is smallest on a tenth of the rows, trained on the others."""
+    order = np.random.default_rng([seed, 13]).permutation(len(labels))
+    held, rest = order[:max(len(order) // 10, 1)], order[max(len(order) // 10, 1):]
+    errors = []
+    train_linear(rows[rest], labels[rest], seed, epochs=EPOCHS, **settings,
+                 each=lambda epoch, W, b: errors.append(error(rows[held], labels[held], W, b)))
+    return int(np.argmin(errors)) + 1
+
+
 def main(settings, train, test):
     """Train one of them and keep what came out in the run's folder."""
     out, hold = open_run_folder("imdb", settings)
@@ -93,16 +105,26 @@ def main(settings, train, test):
     rows, test_rows = tf_idf(train, test, settings["vocab"] + 2)
     if name == "lsa":
         rows, test_rows = lsa(rows, test_rows, COMPONENTS, settings["seed"])
-    errors = []
-    epochs = max(1, round(settings["epochs"])) if settings["epochs"] else EPOCHS
-    W, b = train_linear(rows, train.labels, settings["seed"], epochs=epochs,
-                        lr=settings["lr"] or LR / (1 if name == "bow" else 20),
-                        each=lambda epoch, W, b: errors.append([epoch, error(test_rows, test.labels, W, b)]))
-    result = {"model": name, "steps": epochs * (len(train.labels) // BATCH), "epochs": epochs,
-              "test_error": errors[-1][1], "train_error": error(rows, train.labels, W, b), "per_epoch": errors,
+    lr = settings["lr"] or LR[name]
+    epochs = max(1, round(settings["epochs"])) if settings["epochs"] else best_epochs(
+        rows, train.labels, settings["seed"], lr=lr)
+    log, per_epoch = RunLog(out / "log.csv"), len(train.labels) // min(BATCH, len(train.labels))
+    log.start(["step", "seconds", "test_error", "test_error_all"])
+
+    def each(epoch, W, b):
+        of_test = error(test_rows, test.labels, W, b)
+        log.append({"step": epoch * per_epoch, "seconds": round(time.monotonic() - began, 1),
+                    "test_error": of_test, "test_error_all": of_test})
+
+    W, b = train_linear(rows, train.labels, settings["seed"], epochs=epochs, lr=lr, each=each)
+    errors = [value for _, value in log.column("test_error")]
+    result = {"model": name, "steps": epochs * per_epoch, "epochs": epochs, "test_error": errors[-1],
+              "train_error": error(rows, train.labels, W, b), "per_epoch": list(enumerate(errors, 1)),
               "parameters": W.size + b.size, "seconds": round(time.monotonic() - began, 1),
-              "data": {"train": len(train.labels), "test": len(test.labels), "features": rows.shape[1]}}
+              "data": {"train": len(train.labels), "test": len(test.labels), "part": len(test.labels),
+                       "features": rows.shape[1]}}
     write_atomically(out / "result.json", f"{json.dumps(result, indent=1)}\n".encode())
-    print(f"{name}: test error {result['test_error']:.2%} after {epochs} epochs, training error "
+    why = "" if settings["epochs"] else " (as many as were best for a tenth of the training reviews)"
+    print(f"{name}: test error {errors[-1]:.2%} after {epochs} epochs{why}, training error "
           f"{result['train_error']:.2%}; {result['seconds']:.0f} s", flush=True)
     del hold

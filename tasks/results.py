@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 from minigrad.checkpoint import CheckpointError, write_atomically
 from minigrad.runlog import RunLog, read_log
-from tasks import char_lm, tsdae
+from models.cells import label
+from tasks import char_lm, imdb, imdb_linear, pixel_mnist, tsdae
 from tasks.figures import draw_runs
 from tasks.run_folder import UsageError, read_config
 
@@ -63,8 +64,9 @@ def adding_title(kept):
 
 def describe_adding(settings):
     """What a run was, but for its seed: "RRA, K = 10, forget bias 1"."""
-    words = [f"RRA, K = {settings['window']}" if settings["model"] == "rra" else settings["model"].upper(),
-             f"forget bias {settings['forget_bias']:g}"]
+    words = [label(settings["model"], settings["window"])]
+    if settings["model"] in ("rra", "lstm"):
+        words.append(f"forget bias {settings['forget_bias']:g}")
     if settings["offset"] != 2 and settings["model"] == "rra":
         words.append(f"offset {settings['offset']}")
     if settings["init"] != "orthogonal":
@@ -113,7 +115,41 @@ def describe_tsdae(settings):
     return ", ".join(words)
 
 
+def classify_cells(kept):
+    result, metric = kept["result"], "test_error" if "test_error" in kept["result"] else "test_accuracy"
+    best = result.get("best", {}).get("value")
+    return [describe_classify(kept["settings"]), f"{result[metric]:.2%}", f"{result['epochs']:.3g}",
+            "" if best is None else f"{best:.2%}"]
+
+
+def describe_classify(settings):
+    """What a run was, but for its seed: "RRA, K = 5", and what else differs from the task's defaults or the paper's."""
+    task = pixel_mnist if "stride" in settings else imdb
+    usual, name = {**task.DEFAULTS, **(task.PAPER if settings["paper"] else {})}, settings["model"]
+    words = [name.upper() if name in imdb_linear.MODELS else label(name, settings["window"])]
+    for key in ("hidden", "embedding", "vocab", "readout", "dropout", "max_length", "batch_size", "optimizer",
+                "rmsprop", "lr", "eps", "clip_norm", "clip_value", "forget_bias", "offset", "normalize", "init",
+                "train_size"):
+        if key in usual and settings[key] != usual[key]:
+            words.append(f"{key.replace('_', ' ')} {settings[key]}")
+    return ", ".join(words)
+
+
+def pixel_mnist_title(kept):
+    return f"MNIST, {kept['result']['data']['what']}, {kept['settings']['hidden']} units"
+
+
+def imdb_title(kept):
+    part, all_of_them = kept["result"]["data"]["part"], kept["result"]["data"]["test"]
+    return f"IMDB, {kept['settings']['hidden']} units; {part:,} of {all_of_them:,} test reviews"
+
+
+CLASSIFIED = ("what", "{} at the end", "epochs", "best, by the test set itself")
 KINDS = {
+    "imdb": Kind("test_error", "test error", tuple(text.format("test error") for text in CLASSIFIED), classify_cells,
+                 "on all test reviews", describe_classify, imdb_title),
+    "pixel_mnist": Kind("test_accuracy", "test accuracy", tuple(text.format("test accuracy") for text in CLASSIFIED),
+                        classify_cells, "on all test images", describe_classify, pixel_mnist_title),
     "adding": Kind("test_mse", "test MSE", ("beats the baseline at", "test MSE at the end"), adding_cells,
                    "\\* fewer than four evaluations followed", describe_adding, adding_title,
                    lambda kept: kept["result"]["baseline"]),

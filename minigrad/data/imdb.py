@@ -122,7 +122,7 @@ def _read(source, quiet, count):
     with contextlib.closing(members), tqdm(total=len(PARTS) * count if count else None, desc="IMDB", unit=" reviews",
                                            disable=silent or None) as bar:           # None: no terminal
         for part, name, data in members:
-            number, rating, words = _review(f"{source}: aclImdb/{part}/", part, name, data)
+            number, rating, words = _review(f"{source}: {part}/", part, name, data)
             found[part].append((number, rating, np.fromiter(map(ids.__getitem__, words), np.int32, len(words))))
             bar.update()
     _check_counts(source, map(len, found.values()), count)
@@ -155,9 +155,10 @@ def _archive_members(path):
 def _folder_members(folder):
     for part in PARTS:
         try:
-            for entry in os.scandir(folder / part):
-                if entry.is_file():
-                    yield part, entry.name, Path(entry.path).read_bytes()
+            with os.scandir(folder / part) as entries:
+                for entry in entries:
+                    if entry.is_file():
+                        yield part, entry.name, Path(entry.path).read_bytes()
         except OSError as error:
             raise DataError(f"{error.filename}: cannot be read ({error.strerror or error})") from error
 
@@ -186,7 +187,7 @@ def _check_counts(source, counts, count):
     expected = max(1, *counts) if count is None else count
     for part, came in zip(PARTS, counts):
         if came != expected:
-            raise DataError(f"{source}: aclImdb/{part} has {came:,} reviews; expected {expected:,}")
+            raise DataError(f"{source}: {part} has {came:,} reviews; expected {expected:,}")
 
 
 def _joined(source, found, half):
@@ -196,7 +197,7 @@ def _joined(source, found, half):
         of_kind = sorted(found[f"{half}/{kind}"], key=lambda row: row[:2])
         for one, other in pairwise(of_kind):
             if one[0] == other[0]:
-                raise DataError(f"{source}: aclImdb/{half}/{kind} has review {one[0]} twice; expected each number once")
+                raise DataError(f"{source}: {half}/{kind} has review {one[0]} twice; expected each number once")
         rows += [(label, *row[1:]) for row in of_kind]
     labels, ratings, tokens = zip(*rows)
     offsets = np.concatenate([[0], np.cumsum([len(ids) for ids in tokens])])
@@ -211,8 +212,8 @@ def _fingerprint(source):
     digest = hashlib.md5(usedforsecurity=False)
     if source.is_dir():
         for part in PARTS:
-            with contextlib.suppress(OSError):                   # said where it is read
-                for entry in sorted(os.scandir(source / part), key=lambda entry: entry.name):
+            with contextlib.suppress(OSError), os.scandir(source / part) as entries:     # said where it is read
+                for entry in sorted(entries, key=lambda entry: entry.name):
                     state = entry.stat()
                     digest.update(f"{part}/{entry.name}\0{state.st_size}\0{state.st_mtime_ns}\n".encode(
                         "utf-8", "surrogateescape"))
