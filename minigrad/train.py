@@ -49,6 +49,8 @@ class Trainer:
     config              JSON-able settings, kept in each checkpoint; a resumed run must have the same
     clip_norm, clip_value   clipping by global norm, by value (first the value, then the norm); None: not
     seed, device        of the steps' random numbers, and where the batches go
+    eval_epochs         evaluate at the end of each epoch too, wherever that falls; `batches` must have position(step)
+    shown               the names in `evaluate`'s result that the progress shows; None: `best`
     schedule            schedule(step) -> the lr of the step about to be taken, counting from 0: a function of the step
                         alone (minigrad.schedules); None: the optimizer's lr stays
     carried             for truncated backpropagation through time: a tree of arrays on the model's device, the state
@@ -62,7 +64,7 @@ class Trainer:
 
     def __init__(self, model, optimizer, batches, forward_backward, evaluate, *, out, best, config=None,
                  clip_norm=None, clip_value=None, seed=0, device="cpu", log_every=50, eval_every=200, quiet=False,
-                 schedule=None, carried=None, largest=False):
+                 schedule=None, carried=None, largest=False, eval_epochs=False, shown=None):
         check_count("Trainer", "log_every", log_every)
         check_count("Trainer", "eval_every", eval_every)
         for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
@@ -74,7 +76,7 @@ class Trainer:
         self.clip_norm, self.clip_value = clip_norm, clip_value
         self.seed, self.device, self.quiet = seed, device, quiet
         self.log_every, self.eval_every, self.schedule = log_every, eval_every, schedule
-        self.largest = largest
+        self.largest, self.eval_epochs, self.shown = largest, eval_epochs, shown or (best,)
         self.log = RunLog(self.out / "log.csv")
         self.named = dict(model.named_parameters())
         self.step, self.seconds = 0, 0.0
@@ -191,7 +193,8 @@ class Trainer:
 
     def _log_row(self, progress, last):
         """A row at log and evaluation intervals and at the end; True when it holds an evaluation."""
-        evaluates = last or self.step % self.eval_every == 0
+        evaluates = last or self.step % self.eval_every == 0 or (
+            self.eval_epochs and self.batches.position(self.step)[1] == 0)
         if not evaluates and self.step % self.log_every:
             progress.update(self.step)
             return False
@@ -203,7 +206,7 @@ class Trainer:
                "loss": total / max(count, 1), "grad_norm": norm}
         figures = self.evaluate(self.model) if evaluates else {}
         self.log.append({**row, **figures})
-        shown = [(name, value) for name, value in figures.items() if name == self.best_name]
+        shown = [(name, value) for name, value in figures.items() if name in self.shown]
         progress.update(self.step, {**dict(shown), "loss": row["loss"], "|g|": norm}, line=evaluates)
         return evaluates
 

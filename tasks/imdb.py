@@ -190,19 +190,20 @@ def title(settings, record):
 # ---- using a trained model -------------------------------------------------------------------------------
 
 def load_model(path, device):
-    """(model, {word: id}, settings) of a checkpoint of this task. Raises CheckpointError, one line."""
+    """(model, {word: id}, --max-length) of a checkpoint of this task. Raises CheckpointError, one line."""
     path = Path(path) / "last.safetensors" if Path(path).is_dir() else Path(path)
     tensors, meta = load_checkpoint(path)
     try:
         settings = dict(meta["config"])
-        words = settings["words"]
+        to_ids, longest = {word: n for n, word in enumerate(settings["words"])}, settings["max_length"]
+        if not len(SPECIAL) < len(to_ids) <= settings["vocab"] + len(SPECIAL):
+            raise ValueError(f"it has {len(to_ids):,} words")
         model = build(settings, settings["model"])
-        to_ids = {word: n for n, word in enumerate(words)}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"checkpoint {path}: not one of tasks/imdb.py, or damaged ({what})") from error
     load_parameters(model.named_parameters(), model_tensors(tensors), path)
-    return model.to_device(device), to_ids, settings
+    return model.to_device(device), to_ids, longest
 
 
 def read_texts(given):
@@ -226,8 +227,8 @@ def read_texts(given):
 def predict(settings):
     """--predict: print the sentiment of each text with its probability."""
     texts, device = read_texts(settings["predict"]), device_of(settings)
-    model, to_ids, trained = load_model(settings["checkpoint"], device)
-    longest = settings["max_length"] or trained["max_length"] or None
+    model, to_ids, longest = load_model(settings["checkpoint"], device)
+    longest = settings["max_length"] or longest or None
     rows = []
     for n, text in enumerate(texts, 1):
         try:
@@ -278,7 +279,12 @@ def main(argv):
     say(settings, describe(train_part, test_part, words, batches, settings))
     out, hold = open_run_folder("imdb", settings)
     say(settings, f"writing to {out}")
-    train(settings, names, train_part, test_part, words, out, steps, batches)
+    try:
+        train(settings, names, train_part, test_part, words, out, steps, batches)
+    except MemoryError as error:
+        longest = max(int(np.diff(part.offsets).max()) for part in (train_part, test_part))
+        raise UsageError(f"not enough memory for a batch of the longest reviews ({longest:,} words): cut them with "
+                         "--max-length N, which reads the first N words of each") from error
     del hold
     say(settings, f"figures: {', '.join(str(path) for path in sorted(out.rglob('figure*.png')))}")
 

@@ -7,9 +7,13 @@ import numpy as np
 
 from minigrad import Residual, Sequential
 from minigrad.layers import (
+    IRNN,
     LSTM,
+    RNN,
     RRALSTM,
+    RWA,
     SRU,
+    URNN,
     Bidirectional,
     Dropout,
     Embedding,
@@ -25,6 +29,7 @@ from minigrad.layers import (
     TransformerEncoderLayer,
 )
 from minigrad.tree import tree_map
+from models.classifier import SequenceClassifier, TextClassifier
 from models.regressor import SequenceRegressor
 from models.srupp_lm import LanguageModel
 from models.tsdae import TSDAE
@@ -45,6 +50,7 @@ class Case:
     draws       whether it draws random numbers
     ids         for a layer that is given integers: they are below this number
     segments    whether a recurrent layer can be continued: it does not look ahead
+    own_start   whether no state is not one of zeros, but what the layer's zero_state writes out
     extra       shapes of further inputs by name; a name with "mask" in it is boolean
     flags       further keywords, as they are
     """
@@ -59,6 +65,7 @@ class Case:
     draws: bool = False
     ids: int = 0
     segments: bool = True
+    own_start: bool = False
     extra: dict = field(default_factory=dict)
     ids_of: dict = field(default_factory=dict)
     flags: dict = field(default_factory=dict)
@@ -110,6 +117,10 @@ def rra_state(K, offset, h=H):
     return lambda batch: (np.zeros((batch, max(1, K + offset - 1), h)), np.zeros((batch, h)))
 
 
+def rwa_state(batch, h=H):
+    return np.zeros((batch, h)), np.zeros((batch, h)), np.zeros((batch, h))
+
+
 def sru_state(batch, h=H):
     return (np.zeros((batch, h)),)
 
@@ -118,9 +129,38 @@ def srupp_state(slots, d=D, h=H):
     return lambda batch: (np.zeros((batch, h)), np.zeros((batch, slots, d)), np.zeros((batch, slots), bool))
 
 
+def rnn(name, residual=None, **settings):
+    """RNN with its bias off zero; the state is h_{t-1}, or with a shortcut the last `residual` states."""
+    def make(dtype, rng):
+        layer = RNN(D, H, residual, rng=rng, dtype=dtype, **settings)
+        layer.b.value += 0.3 * rng.standard_normal(H).astype(dtype)
+        return layer
+    return Case(name, make, masks=True,
+                state=lambda batch: (np.zeros((batch, residual, H) if residual else (batch, H)),))
+
+
+def irnn(name):
+    """IRNN off its first values, where W is the identity, V nearly nothing and b zero."""
+    def make(dtype, rng):
+        layer = IRNN(D, H, rng=rng, dtype=dtype)
+        for parameter, sigma in ((layer.V, 0.5), (layer.W, 0.3), (layer.b, 0.3)):
+            parameter.value += sigma * rng.standard_normal(parameter.value.shape).astype(dtype)
+        return layer
+    return Case(name, make, masks=True, state=lambda batch: (np.zeros((batch, H)),))
+
+
 def sru(name, d=D, **settings):
     return Case(name, lambda dtype, rng: SRU(d, H, rng=rng, dtype=dtype, **settings), shape=(B, L, d), masks=True,
                 state=sru_state, draws="recurrent_dropout" in settings)
+
+
+def urnn(name):
+    """URNN with its bias wide enough that modReLU turns some units off in some steps and scales the others."""
+    def make(dtype, rng):
+        layer = URNN(D, H, rng=rng, dtype=dtype)
+        layer.b.value[...] = np.linspace(-1.5, 0.3, H)
+        return layer
+    return Case(name, make, masks=True, state=lambda batch: (np.zeros((batch, 2 * H)),), own_start=True)
 
 
 def srupp(name, slots=0, d=D, p=4, segments=True, **settings):
@@ -156,6 +196,12 @@ TABLE = [
     rra("RRALSTM, softmax, offset 1", 3, normalize="softmax", offset=1),
     rra("RRALSTM, K = 1, offset 1", 1, offset=1),
     rra("RRALSTM, K = 0", 0),
+    rnn("RNN"),
+    rnn("RNN, residual", 3),
+    rnn("RNN, linear residual", 2, shortcut="linear"),
+    rnn("RNN, attention", 4, attention=True),
+    rnn("RNN, attention, softmax, window longer than the sequence", 9, attention=True, normalize="softmax"),
+    irnn("IRNN"),
     Case("Stack", lambda dtype, rng: Stack(LSTM(D, 3, rng=rng, dtype=dtype), RRALSTM(3, H, 2, rng=rng, dtype=dtype)),
          masks=True, state=lambda batch: (lstm_state(batch, 3), rra_state(2, 2)(batch))),
     Case("LayerNorm", lambda dtype, rng: LayerNorm(D, dtype=dtype)),
@@ -182,6 +228,9 @@ TABLE = [
     Case("TransformerDecoderLayer, pre, one row", lambda dtype, rng: TransformerDecoderLayer(
         D, 2, 7, "pre", "relu", dropout=0.2, rng=rng, dtype=dtype), masks=True, draws=True,
         extra={"memory": (B, 1, D)}),
+    Case("RWA", lambda dtype, rng: RWA(D, H, rng=rng, dtype=dtype), masks=True, state=rwa_state,
+         own_start=True),
+    urnn("URNN"),
     sru("SRU"),
     sru("SRU, d = h", d=H, rescale=True),
     sru("SRU, projection, tanh", projection=3, activation="tanh"),
@@ -206,6 +255,14 @@ TABLE = [
     Case("Residual", lambda dtype, rng: Residual(Linear(D, D, rng=rng, dtype=dtype))),
     Case("SequenceRegressor", lambda dtype, rng: SequenceRegressor(
         RRALSTM(D, H, 2, rng=rng, dtype=dtype), H, 2, rng=rng, dtype=dtype), masks=True),
+    Case("SequenceClassifier", lambda dtype, rng: SequenceClassifier(
+        RRALSTM(D, H, 2, rng=rng, dtype=dtype), H, 3, dropout=0.3, rng=rng, dtype=dtype), masks=True, draws=True),
+    Case("SequenceClassifier, both ways, last", lambda dtype, rng: SequenceClassifier(Bidirectional(
+        LSTM(D, 3, rng=rng, dtype=dtype), SRU(D, 2, rng=rng, dtype=dtype)), 5, 3, from_left=3, rng=rng, dtype=dtype),
+        masks=True),
+    Case("TextClassifier", lambda dtype, rng: TextClassifier(
+        6, D, Bidirectional(RRALSTM(D, 3, 2, rng=rng, dtype=dtype), LSTM(D, 3, rng=rng, dtype=dtype)), 6, rng=rng,
+        dtype=dtype), shape=(B, L), ids=6, masks=True),
     Case("TSDAE", lambda dtype, rng: tsdae(dtype, rng, pooling="mean"), shape=(B, L), ids=6, draws=True,
          masks=True, mask_name="noisy_mask", tied=True, ids_of={"clean": (B, 5)}),
     Case("TSDAE's encoder", lambda dtype, rng: tsdae(dtype, rng, pooling="max").encoder, shape=(B, L), ids=6,

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minigrad.data.batches import POOL
 from minigrad.data.files import DataError
 from minigrad.data.sentences import (
     CLS,
     MASK,
     NOISES,
     PAD,
-    POOL,
     SEP,
     SPECIAL,
     UNK,

@@ -7,13 +7,16 @@ from minigrad.layers.linear import Linear
 from minigrad.layers.lstm import LSTM
 from minigrad.layers.norm import LayerNorm
 from minigrad.layers.recurrent import Bidirectional, Stack
+from minigrad.layers.rnn import IRNN, RNN
 from minigrad.layers.rra import RRALSTM
+from minigrad.layers.rwa import RWA
 from minigrad.layers.sru import SRU
 from minigrad.layers.srupp import SRUpp
 from minigrad.layers.transformer import FeedForward, TransformerDecoderLayer, TransformerEncoderLayer
+from minigrad.layers.urnn import URNN
 
 __all__ = [
-    "LSTM", "RRALSTM", "SRU", "Bidirectional", "Dropout", "Embedding", "FeedForward", "LayerNorm", "LearnedPositions",
-    "Linear", "MultiHeadAttention", "SRUpp", "SinusoidalPositions", "Stack", "TransformerDecoderLayer",
-    "TransformerEncoderLayer",
+    "IRNN", "LSTM", "RNN", "RRALSTM", "RWA", "SRU", "URNN", "Bidirectional", "Dropout", "Embedding", "FeedForward",
+    "LayerNorm", "LearnedPositions", "Linear", "MultiHeadAttention", "SRUpp", "SinusoidalPositions", "Stack",
+    "TransformerDecoderLayer", "TransformerEncoderLayer",
 ]
