@@ -12,7 +12,6 @@ from tasks.common import (  # first: it sets the number of BLAS threads
     make_optimizer,
     names_to_compare,
     number,
-    say,
     whole,
 )
 
@@ -171,12 +170,13 @@ def train_one(task, name, settings, out, steps):
         model, optimizer_of(settings, model.parameters()), task.batches, forward_backward, evaluation, out=out,
         best=f"{metric}_all", largest=metric == "test_accuracy", seed=settings["seed"], device=device,
         config={**settings, "model": name, "compare": None, **task.config}, eval_every=settings["eval_every"],
-        quiet=settings["quiet"], **clip_settings(settings))
+        eval_epochs=True, shown=(metric, f"{metric}_all"), quiet=settings["quiet"], **clip_settings(settings))
     evaluation.step = lambda: trainer.step
     go_on(trainer, settings, name, steps)
-    shown = label(name, settings["window"])
-    say(settings, f"{shown}: {sum(p.value.size for p in model.parameters()):,} parameters, {steps:,} steps, "
-                  f"{steps / task.batches.per_epoch:.3g} epochs; {estimate(trainer, steps)}")
+    require_an_end(trainer, metric, steps)
+    if not settings["quiet"]:
+        print(f"{label(name, settings['window'])}: {sum(p.value.size for p in model.parameters()):,} parameters, "
+              f"{steps:,} steps, {steps / task.batches.per_epoch:.3g} epochs; {estimate(trainer, steps)}", flush=True)
     try:
         trainer.train(steps)
     finally:
@@ -184,6 +184,14 @@ def train_one(task, name, settings, out, steps):
             figures_of(task, name, settings, trainer.log, out)
     report(task, name, settings, trainer, out)
     return trainer.log
+
+
+def require_an_end(trainer, metric, steps):
+    """Raise UsageError where a resumed run would end at an evaluation that it has made already, on a part."""
+    row = trainer.log.rows[-1] if trainer.log.rows else {"step": None}
+    if row["step"] == steps and row[f"{metric}_all"] is None:
+        raise UsageError(f"--steps: {steps} are asked for, but the run in {trainer.out} stands there already, within "
+                         "an epoch; expected more")
 
 
 def estimate(trainer, steps):

@@ -22,7 +22,7 @@ from minigrad.losses import softmax_cross_entropy
 from minigrad.optim import AdamW
 from minigrad.parameter import Parameter
 from minigrad.runlog import RunLog
-from tasks.run_folder import open_run_folder
+from tasks.run_folder import UsageError, open_run_folder
 
 MODELS = ("bow", "lsa")
 COMPONENTS = 300
@@ -100,12 +100,14 @@ def best_epochs(rows, labels, seed, **settings):
 
 def main(settings, train, test):
     """Train one of them and keep what came out in the run's folder."""
+    if len(train.labels) < 2:
+        raise UsageError(f"--train-size is {len(train.labels)}; expected at least 2 with --model {settings['model']}")
     out, hold = open_run_folder("imdb", settings)
     began, name = time.monotonic(), settings["model"]
     rows, test_rows = tf_idf(train, test, settings["vocab"] + 2)
     if name == "lsa":
         rows, test_rows = lsa(rows, test_rows, COMPONENTS, settings["seed"])
-    lr = settings["lr"] or LR[name]
+    lr = LR[name] if settings["lr"] is None else settings["lr"]
     epochs = max(1, round(settings["epochs"])) if settings["epochs"] else best_epochs(
         rows, train.labels, settings["seed"], lr=lr)
     log, per_epoch = RunLog(out / "log.csv"), len(train.labels) // min(BATCH, len(train.labels))

@@ -43,6 +43,7 @@ import numpy as np
 
 from minigrad.checkpoint import write_atomically
 from minigrad.data import Batches, data_folder
+from minigrad.data.files import read_unpacked
 from minigrad.data.mnist import as_sequences, load_permutation, permutation, read_mnist, save_permutation
 from models.cells import CELLS, build_cell
 from models.classifier import SequenceClassifier
@@ -224,7 +225,7 @@ def keep_order(settings, order, out):
     given, seed = settings["permutation"], settings["permutation_seed"]
     if not (out / ORDER_FILE).exists():
         if given is not None:
-            write_atomically(out / ORDER_FILE, Path(given).read_bytes())
+            write_atomically(out / ORDER_FILE, read_unpacked(given))
         else:
             save_permutation(out / ORDER_FILE, order, seed)
     origin = f"from {given}" if given is not None else f"drawn from seed {seed}"

@@ -10,7 +10,7 @@ evaluations of its log (with --whole-log all of it). Checkpoints are not. `figur
 of iterations, `figure --y grad_norm` another column of the log.
 """
 
-from tasks.common import OneLineParser, run
+from tasks.common import SHARED_DEFAULTS, OneLineParser, run
 
 # isort: split
 import argparse
@@ -125,12 +125,14 @@ def classify_cells(kept):
 def describe_classify(settings):
     """What a run was, but for its seed: "RRA, K = 5", and what else differs from the task's defaults or the paper's."""
     task = pixel_mnist if "stride" in settings else imdb
-    usual, name = {**task.DEFAULTS, **(task.PAPER if settings["paper"] else {})}, settings["model"]
+    usual = {**SHARED_DEFAULTS, **task.DEFAULTS, **(task.PAPER if settings["paper"] else {})}
+    name = settings["model"]
     words = [name.upper() if name in imdb_linear.MODELS else label(name, settings["window"])]
-    for key in ("hidden", "embedding", "vocab", "readout", "dropout", "max_length", "batch_size", "optimizer",
+    words += [key for key in ("permuted", "rows") if settings.get(key)]
+    for key in ("stride", "hidden", "embedding", "vocab", "readout", "dropout", "max_length", "batch_size", "optimizer",
                 "rmsprop", "lr", "eps", "clip_norm", "clip_value", "forget_bias", "offset", "normalize", "init",
                 "train_size"):
-        if key in usual and settings[key] != usual[key]:
+        if key in usual and settings[key] not in (usual[key], None):
             words.append(f"{key.replace('_', ' ')} {settings[key]}")
     return ", ".join(words)
 

@@ -79,7 +79,7 @@ def test_the_layer_to_copy_passes_its_check(tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-@pytest.mark.parametrize("task", ["adding", "char_lm", "tsdae", "clipping"])
+@pytest.mark.parametrize("task", ["adding", "char_lm", "tsdae", "clipping", "imdb", "pixel_mnist"])
 def test_the_commands_of_the_tasks_parse(task, page):
     parse = importlib.import_module(f"tasks.{task}").parse
     pattern = rf"python tasks/{task}\.py((?: --?[\w-]+(?: (?:[\w,./][\w,./-]*|\"[^\"]*\"))?)*)"

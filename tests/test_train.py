@@ -23,6 +23,8 @@ from minigrad.runlog import read_log
 from minigrad.schedules import Constant, WarmupCosine
 from minigrad.train import Interrupted, NonFiniteError, Trainer
 from models.regressor import SequenceRegressor
+from tasks import adding
+from tasks.common import run
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["-S", "8", "-K", "3", "--hidden", "6", "--train-size", "60", "--test-size", "20", "--batch-size", "7",
@@ -79,6 +81,18 @@ def test_a_run_writes_log_and_checkpoints(tmp_path):
     assert meta["step"] == 25
     assert meta["data_order"] == {"seed": 1, "epoch": 5, "batch": 0}
     assert load_checkpoint(tmp_path / "best.safetensors")[1]["step"] == trainer.best["step"]
+
+
+def test_evaluations_where_epochs_end_and_what_the_progress_shows(tmp_path, capsys):
+    trainer = make_trainer(tmp_path, eval_every=4, eval_epochs=True, shown=("loss",), quiet=False)
+    per_epoch = trainer.batches.per_epoch
+    trainer.train(2 * per_epoch + 1)
+    evaluated = [row["step"] for row in trainer.log.rows if row["mse"] is not None]
+    assert evaluated == sorted({*range(0, 2 * per_epoch + 1, 4), per_epoch, 2 * per_epoch, 2 * per_epoch + 1})
+    assert per_epoch % 4
+    lines = capsys.readouterr().err.splitlines()
+    assert lines
+    assert not any("mse" in line for line in lines)
 
 
 def test_the_logged_loss_is_the_mean_since_the_last_row(tmp_path):
@@ -501,22 +515,21 @@ KILLER = """
 """
 
 
-def run_adding(argv, code="import sys; from tasks import adding; from tasks.common import run; "
-                          "sys.exit(run(adding.main, sys.argv[1:]))"):
-    return subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(code), *argv], cwd=ROOT,
-                          capture_output=True, text=True, timeout=120)
+def run_adding(*argv):
+    """The task, in this process: nothing kills it."""
+    assert run(adding.main, [*map(str, argv), "--quiet"]) == 0
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run that is never stopped."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    done = run_adding([*SMALL, "--out", str(out), "--quiet"])
-    assert done.returncode == 0, done.stderr
+    run_adding(*SMALL, "--out", out)
     return out
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_figures")
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
 @pytest.mark.parametrize(("where", "when"), [
     ("step", 3), ("step", 10), ("step", 26), ("step", 46), ("last.safetensors", 1), ("last.safetensors", 3),
@@ -524,22 +537,22 @@ def whole(tmp_path_factory):
 def test_a_killed_run_resumes_to_the_same_bytes(tmp_path, whole, where, when):
     """SIGKILL at a step, or in the middle of writing a checkpoint."""
     out = tmp_path / "run"
-    killed = run_adding([where, str(when), *SMALL, "--out", str(out), "--quiet"], KILLER)
+    killed = subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(KILLER), where, str(when), *SMALL,
+                             "--out", str(out), "--quiet"], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = run_adding(["--resume", str(out), "--quiet"])
-    assert resumed.returncode == 0, resumed.stderr
+    run_adding("--resume", out)
     assert tensors(out / "last.safetensors") == tensors(whole / "last.safetensors")
     assert tensors(out / "best.safetensors") == tensors(whole / "best.safetensors")
     assert without_seconds(out / "log.csv") == without_seconds(whole / "log.csv")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_figures")
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
 def test_a_run_killed_from_outside_resumes(tmp_path, whole):
     out = tmp_path / "run"
-    argv = [*SMALL[:-1], "4000", "--out", str(out)]
-    process = subprocess.Popen([sys.executable, str(ROOT / "tasks/adding.py"), *argv], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, str(ROOT / "tasks/adding.py"), *SMALL[:-1], "999", "--out", str(out)],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         for line in process.stderr:                          # plain lines, since this is no terminal
             if line.startswith("step 30/"):
@@ -547,10 +560,8 @@ def test_a_run_killed_from_outside_resumes(tmp_path, whole):
     finally:
         process.kill()
         process.communicate()
-    resumed = run_adding(["--resume", str(out), "--quiet", "--steps", "4000"])
-    assert resumed.returncode == 0, resumed.stderr
-    at_47 = run_adding([*SMALL[:-1], "4000", "--out", str(tmp_path / "other"), "--quiet"])
-    assert at_47.returncode == 0
+    run_adding("--resume", out, "--steps", 999)
+    run_adding(*SMALL[:-1], 999, "--out", tmp_path / "other")
     assert tensors(out / "last.safetensors") == tensors(tmp_path / "other/last.safetensors")
 
 

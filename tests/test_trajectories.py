@@ -10,8 +10,10 @@ from helpers import assert_close
 
 from minigrad.data import Batches, adding_problem
 from minigrad.layers import LSTM, RRALSTM
-from minigrad.losses import mean_squared_error
+from minigrad.losses import mean_squared_error, softmax_cross_entropy
 from minigrad.optim import Adadelta, Adam, clip_grad_norm
+from models.cells import build_cell
+from models.classifier import TextClassifier
 from models.regressor import SequenceRegressor
 
 S, H, K, STEPS = 12, 6, 3, 8
@@ -116,3 +118,88 @@ def test_one_batch_is_overfitted(name, dtype):
     optimizer = Adam(model.parameters(), lr=0.02)
     losses = [train_step(model, optimizer, batch) for _ in range(400)]
     assert losses[-1] < 1e-3 < losses[0]
+
+
+# ---- a classifier of texts -------------------------------------------------------------------------------
+
+VOCAB, D, B = 20, 5, 8
+FROZEN_TEXTS = {
+    ("rra", "mean"): [
+        0.7361615975399243, 0.6963255386541882, 0.7243808831842522, 0.6901205001957155,
+        0.7133810118429976, 0.6840437881230673, 0.7028983514911624, 0.6779870987375066],
+    ("birra", "last"): [
+        0.7862199076792715, 0.6581084750315702, 0.7646020965464454, 0.6421180639253572,
+        0.7443112015889587, 0.6263281532579704, 0.7246189005251555, 0.6102819966506423]}
+
+
+def texts(step):
+    """(ids (B, S), mask, labels): texts of 1 to S words, padded on the right."""
+    rng = np.random.default_rng([9, step])
+    mask = np.arange(S) < rng.integers(1, S + 1, (B, 1))
+    return np.where(mask, rng.integers(2, VOCAB, (B, S)), 0), mask, rng.integers(0, 2, B)
+
+
+def text_model(name, reads):
+    rng = np.random.default_rng(5)
+    cell, width = build_cell(name, D, H, window=K, rng=rng, dtype="float64")
+    return TextClassifier(VOCAB, D, cell, width, 2, reads, rng=rng, dtype="float64")
+
+
+def our_text_losses(name, reads):
+    model, losses = text_model(name, reads), []
+    optimizer = Adadelta(model.parameters())
+    for step in range(STEPS):
+        ids, mask, labels = texts(step % 2)
+        logits, cache = model.forward(ids, mask)
+        loss, loss_cache = softmax_cross_entropy.forward(logits, labels)
+        optimizer.zero_grad()
+        model.backward(softmax_cross_entropy.backward(loss_cache), cache)
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+def torch_text_losses(name, reads):
+    """The same run, text by text, written with PyTorch alone."""
+    import torch
+
+    weights = {n: torch.tensor(p.value, requires_grad=True) for n, p in text_model(name, reads).named_parameters()}
+    optimizer, losses = torch.optim.Adadelta(list(weights.values()), lr=1.0, rho=0.95, eps=1e-6), []
+
+    def states(x, prefix):
+        W, U, b, w = (weights[f"classifier.cell.{prefix}{n}"] for n in "WUbw")
+        history, c = [torch.zeros(H).double()] * (K + 2), torch.zeros(H).double()
+        for x_t in x:
+            i, f, o, g = (x_t @ W + history[-1] @ U + b).chunk(4)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            a = sum(w[k] / w.sum() * history[-2 - k] for k in range(K))
+            history.append(torch.sigmoid(o) * torch.tanh(c + a))
+        return torch.stack(history[K + 2:])
+
+    for step in range(STEPS):
+        ids, mask, labels = map(torch.tensor, texts(step % 2))
+        read = []
+        for text, real in zip(ids, mask):
+            x = weights["embedding.W"][text[real]]
+            if name == "rra":
+                read.append(states(x, "").mean(0))
+            else:
+                read.append(torch.cat([states(x, "forward_layer.")[-1], states(x.flip(0), "backward_layer.")[-1]]))
+        logits = torch.stack(read) @ weights["classifier.readout.W"] + weights["classifier.readout.b"]
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(("name", "reads"), FROZEN_TEXTS)
+def test_the_first_losses_of_a_text_classifier_are_the_frozen_ones(name, reads):
+    assert_close(our_text_losses(name, reads), FROZEN_TEXTS[name, reads], 1e-9)
+
+
+@pytest.mark.parametrize(("name", "reads"), FROZEN_TEXTS)
+def test_the_frozen_losses_of_a_text_classifier_are_pytorchs(name, reads):
+    pytest.importorskip("torch", reason="PyTorch is a test oracle only; pip install torch to run this")
+    assert_close(torch_text_losses(name, reads), FROZEN_TEXTS[name, reads], 1e-9)
