@@ -93,8 +93,9 @@ class SequenceClassifier(Layer):
             raise TypeError(f"SequenceClassifier: cell is a {type(cell).__name__}; expected a recurrent layer")
         check_choice("SequenceClassifier", "reads", reads, READOUTS)
         self.cell, self.reads = cell, reads
-        both_ways = width // 2 if isinstance(cell, Bidirectional) else width
-        self.from_left = both_ways if from_left is None else from_left
+        if from_left is None:
+            from_left = width // 2 if isinstance(cell, Bidirectional) else width
+        self.from_left = from_left
         self.drop = Dropout(dropout)
         self.readout = Linear(width, classes, rng=rng, dtype=dtype)
 

@@ -129,6 +129,7 @@ def describe_classify(settings):
     name = settings["model"]
     words = [name.upper() if name in imdb_linear.MODELS else label(name, settings["window"])]
     words += [key for key in ("permuted", "rows") if settings.get(key)]
+    words += ["the paper's setting"] if settings["paper"] else []
     for key in ("stride", "hidden", "embedding", "vocab", "readout", "dropout", "max_length", "batch_size", "optimizer",
                 "rmsprop", "lr", "eps", "clip_norm", "clip_value", "forget_bias", "offset", "normalize", "init",
                 "train_size"):
