@@ -35,3 +35,10 @@ def real_data():
                 return path
         pytest.skip(f"{name} is not in {' or '.join(map(str, folders))}")
     return find
+
+
+@pytest.fixture
+def quick_figures(request, monkeypatch):
+    """Figures are composed but not rendered, which is most of a small run's time; a test marked `figures` has them."""
+    if not request.node.get_closest_marker("figures"):
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **how: Path(path).write_bytes(b""))

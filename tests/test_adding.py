@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from minigrad.runlog import read_log
 from tasks import adding
 from tasks.common import run
 from tasks.run_folder import open_run_folder
+
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["-S", "8", "-K", "3", "--hidden", "6", "--train-size", "60", "--test-size", "20", "--batch-size", "7",
@@ -33,8 +36,22 @@ def ran(capsys, *argv):
     return status, out, err
 
 
+@pytest.fixture(scope="module")
+def ten_steps(tmp_path_factory):
+    out = tmp_path_factory.mktemp("adding") / "run"
+    assert run(adding.main, [*SMALL, "--steps", "10", "--quiet", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def finished(ten_steps, tmp_path):
+    """A copy of the folder of a run that took its 10 steps, at tmp_path / "run"."""
+    return Path(shutil.copytree(ten_steps, tmp_path / "run"))
+
+
 # ---- runs ------------------------------------------------------------------------------------------------
 
+@pytest.mark.figures
 def test_a_run_writes_what_the_help_says(tmp_path, capsys):
     status, out, _ = ran(capsys, *SMALL, "--steps", 20, "--out", tmp_path / "run")
     assert status == 0
@@ -49,6 +66,7 @@ def test_a_run_writes_what_the_help_says(tmp_path, capsys):
     assert sum(rows[-1][f"w_hat_{k}"] for k in (1, 2, 3)) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.figures
 def test_compare_trains_both_on_the_same_data(tmp_path, capsys):
     status, _, _ = ran(capsys, *SMALL, "--steps", 10, "--compare", "rra,lstm", "--out", tmp_path / "run")
     assert status == 0
@@ -87,6 +105,7 @@ def test_steps_switch_the_target_off_unless_one_is_given():
     assert adding.parse(["--steps", "5", "--target", "0.1"])["target"] == 0.1
 
 
+@pytest.mark.figures
 def test_a_target_ends_the_run(tmp_path, capsys):
     status, out, _ = ran(capsys, *SMALL, "--target", 100, "--out", tmp_path / "run")
     assert status == 0
@@ -192,17 +211,16 @@ def test_an_unwritable_folder_is_refused(tmp_path, capsys):
     assert len(err.splitlines()) == 1
 
 
-def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path, capsys, monkeypatch):
-    ran(capsys, *SMALL, "--steps", 10, "--out", tmp_path / "run")
-    before = (tmp_path / "run/last.safetensors").read_bytes()
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(finished, capsys, monkeypatch):
+    before = (finished / "last.safetensors").read_bytes()
 
     def no_space(path, content):
         raise OSError(28, "No space left on device", str(path))
     monkeypatch.setattr("minigrad.checkpoint.write_atomically", no_space)
-    status, _, err = ran(capsys, "--resume", tmp_path / "run", "--steps", 20, "--quiet")
+    status, _, err = ran(capsys, "--resume", finished, "--steps", 20, "--quiet")
     assert (status, err.count("\n")) == (2, 1)
     assert "No space left on device" in err
-    assert (tmp_path / "run/last.safetensors").read_bytes() == before
+    assert (finished / "last.safetensors").read_bytes() == before
 
 
 def test_two_runs_in_one_second_have_folders_of_their_own(tmp_path, capsys, monkeypatch):
@@ -214,38 +232,34 @@ def test_two_runs_in_one_second_have_folders_of_their_own(tmp_path, capsys, monk
     assert names == {"20260101-000000", "20260101-000000-2", "20260101-000000-3"}
 
 
-def test_resume_with_bad_folders_and_files(tmp_path, capsys):
+def test_resume_with_bad_folders_and_files(finished, tmp_path, capsys):
     status, _, err = ran(capsys, "--resume", tmp_path / "nothing")
     assert (status, len(err.splitlines())) == (2, 1)
     assert "no run there" in err
-    out = tmp_path / "run"
-    ran(capsys, *SMALL, "--steps", 10, "--out", out)
-    status, _, err = ran(capsys, "--resume", out, "--steps", 20, "--hidden", 7)
+    status, _, err = ran(capsys, "--resume", finished, "--steps", 20, "--hidden", 7)
     assert (status, len(err.splitlines())) == (2, 1)
     assert "--hidden 7 differs from the run in" in err
-    last = (out / "last.safetensors").read_bytes()
+    last = (finished / "last.safetensors").read_bytes()
     for damaged in (last[:len(last) // 2], last[:20], b"", b"\0" * 100):
-        (out / "last.safetensors").write_bytes(damaged)
-        status, _, err = ran(capsys, "--resume", out, "--steps", 20)
+        (finished / "last.safetensors").write_bytes(damaged)
+        status, _, err = ran(capsys, "--resume", finished, "--steps", 20)
         assert (status, len(err.splitlines())) == (2, 1)
         assert "last.safetensors: damaged or not a safetensors file" in err
-        assert (out / "last.safetensors").read_bytes() == damaged
+        assert (finished / "last.safetensors").read_bytes() == damaged
 
 
 @pytest.mark.parametrize("change", [
     {"settings": 5}, {"settings": {}}, {"settings": None}, {"hidden": None}, {"compare": 5}, {"optimizer": ["a"]},
     {"dtype": "int32"}, {"device": "foo"}, {"eval_every": 0}, {"steps": "a"}, {"layers": 0}, {"batch_size": 0},
     {"model": "foo"}, {"length": 10.5}, {"quiet": "yes"}, {"surprise": 1}], ids=str)
-def test_a_damaged_config_is_one_line(tmp_path, capsys, change):
-    out = tmp_path / "run"
-    ran(capsys, *SMALL, "--steps", 10, "--out", out)
-    config = json.loads((out / "config.json").read_text())
+def test_a_damaged_config_is_one_line(finished, capsys, change):
+    config = json.loads((finished / "config.json").read_text())
     config.update(change) if "settings" in change else config["settings"].update(change)
-    (out / "config.json").write_text(json.dumps(config))
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    status, _, err = ran(capsys, "--resume", out)
+    (finished / "config.json").write_text(json.dumps(config))
+    before = {path.name: path.read_bytes() for path in finished.iterdir()}
+    status, _, err = ran(capsys, "--resume", finished)
     assert (status, len(err.splitlines())) == (2, 1), err
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in finished.iterdir()} == before
 
 
 def edited(path, **changes):
@@ -257,74 +271,64 @@ def edited(path, **changes):
 @pytest.mark.parametrize("meta", [
     {"step": "a"}, {"step": -5}, {"step": 30.5}, {"step": 1000}, {"seconds": None}, {"best": None}, {"best": {}},
     {"config": None}, {"optimizer": {"name": "Adam", "steps": "x"}}, {"optimizer": 3}, {"data_order": {}}], ids=str)
-def test_a_checkpoint_with_a_damaged_header_is_one_line(tmp_path, capsys, meta):
-    out = tmp_path / "run"
-    ran(capsys, *SMALL, "--steps", 10, "--out", out)
-    edited(out / "last.safetensors", **meta)
-    log = (out / "log.csv").read_bytes()
-    status, _, err = ran(capsys, "--resume", out, "--steps", 20)
+def test_a_checkpoint_with_a_damaged_header_is_one_line(finished, capsys, meta):
+    edited(finished / "last.safetensors", **meta)
+    log = (finished / "log.csv").read_bytes()
+    status, _, err = ran(capsys, "--resume", finished, "--steps", 20)
     assert (status, len(err.splitlines())) == (2, 1), err
-    assert (out / "log.csv").read_bytes() == log
+    assert (finished / "log.csv").read_bytes() == log
 
 
 @pytest.mark.parametrize("damage", [
     lambda text: text.replace("test_mse", "mse"), lambda text: text.replace("step,", "", 1),
     lambda text: text.replace("seconds,", "seconds,more,", 1), lambda text: text.splitlines()[0] + "\n",
     lambda text: text[:-1], lambda text: text.replace("\n10,", "\n,"), lambda text: text + "garbage\n"])
-def test_a_damaged_log_is_one_line(tmp_path, capsys, damage):
-    out = tmp_path / "run"
-    ran(capsys, *SMALL, "--steps", 10, "--out", out)
-    damaged = damage((out / "log.csv").read_text())
-    (out / "log.csv").write_text(damaged)
-    status, _, err = ran(capsys, "--resume", out, "--steps", 20)
+def test_a_damaged_log_is_one_line(finished, capsys, damage):
+    damaged = damage((finished / "log.csv").read_text())
+    (finished / "log.csv").write_text(damaged)
+    status, _, err = ran(capsys, "--resume", finished, "--steps", 20)
     assert (status, len(err.splitlines())) == (2, 1), err
-    assert (out / "log.csv").read_text() == damaged
+    assert (finished / "log.csv").read_text() == damaged
 
 
-def test_a_missing_checkpoint_is_not_a_fresh_start(tmp_path, capsys):
-    out = tmp_path / "run"
-    ran(capsys, *SMALL, "--steps", 10, "--out", out)
-    (out / "last.safetensors").unlink()
-    log = (out / "log.csv").read_bytes()
-    status, _, err = ran(capsys, "--resume", out, "--steps", 20)
+def test_a_missing_checkpoint_is_not_a_fresh_start(finished, capsys):
+    (finished / "last.safetensors").unlink()
+    log = (finished / "log.csv").read_bytes()
+    status, _, err = ran(capsys, "--resume", finished, "--steps", 20)
     assert (status, len(err.splitlines())) == (2, 1), err
     assert "last.safetensors: missing, but log.csv goes beyond step 0" in err
-    assert (out / "log.csv").read_bytes() == log
+    assert (finished / "log.csv").read_bytes() == log
 
 
-def test_fewer_steps_than_taken_are_refused(tmp_path, capsys):
-    ran(capsys, *SMALL, "--steps", 10, "--out", tmp_path / "run")
-    status, _, err = ran(capsys, "--resume", tmp_path / "run", "--steps", 5)
+def test_fewer_steps_than_taken_are_refused(finished, capsys):
+    status, _, err = ran(capsys, "--resume", finished, "--steps", 5)
     assert status == 2
     assert "5 are asked for, but the run in" in err
-    assert ran(capsys, "--resume", tmp_path / "run")[0] == 0      # and it is still a run of 10 steps
+    assert ran(capsys, "--resume", finished)[0] == 0      # and it is still a run of 10 steps
 
 
-def test_a_refused_resume_changes_nothing(tmp_path, capsys):
-    out = tmp_path / "run"
-    ran(capsys, *SMALL, "--steps", 10, "--out", out)
-    (out / "last.safetensors").write_bytes(b"damaged")
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert ran(capsys, "--resume", out, "--steps", 20)[0] == 2
-    (out / "last.safetensors").unlink()
-    (out / "log.csv").write_text("garbage")
-    status, _, err = ran(capsys, "--resume", out, "--steps", 20)
+def test_a_refused_resume_changes_nothing(finished, capsys):
+    (finished / "last.safetensors").write_bytes(b"damaged")
+    before = {path.name: path.read_bytes() for path in finished.iterdir()}
+    assert ran(capsys, "--resume", finished, "--steps", 20)[0] == 2
+    (finished / "last.safetensors").unlink()
+    (finished / "log.csv").write_text("garbage")
+    status, _, err = ran(capsys, "--resume", finished, "--steps", 20)
     assert (status, len(err.splitlines())) == (2, 1)
-    assert (out / "config.json").read_bytes() == before["config.json"]
-    assert (out / "result.json").read_bytes() == before["result.json"]
+    assert (finished / "config.json").read_bytes() == before["config.json"]
+    assert (finished / "result.json").read_bytes() == before["result.json"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fcntl: folders are not locked there")
-def test_a_folder_that_another_run_writes_is_refused(tmp_path, capsys):
-    ran(capsys, *SMALL, "--steps", 10, "--out", tmp_path / "run")
-    settings = adding.parse(["--resume", str(tmp_path / "run")])
+def test_a_folder_that_another_run_writes_is_refused(finished, capsys):
+    settings = adding.parse(["--resume", str(finished)])
     _, hold = open_run_folder("adding", settings)
-    status, _, err = ran(capsys, "--resume", tmp_path / "run", "--steps", 20)
+    status, _, err = ran(capsys, "--resume", finished, "--steps", 20)
     assert status == 2
     assert "is being written by another run; nothing was changed" in err
     del hold
-    assert ran(capsys, "--resume", tmp_path / "run", "--steps", 20)[0] == 0
-    resumed_with = json.loads((tmp_path / "run/config.json").read_text())["resumed_with"]
+    assert ran(capsys, "--resume", finished, "--steps", 20)[0] == 0
+    resumed_with = json.loads((finished / "config.json").read_text())["resumed_with"]
     assert len(resumed_with) == 1                                # the refused ones changed nothing
 
 
@@ -344,17 +348,17 @@ def test_closed_streams_do_not_end_a_run(tmp_path):
         assert load_checkpoint(out / "last.safetensors")[1]["step"] == 60
 
 
-def test_resume_with_a_checkpoint_of_another_model(tmp_path, capsys):
-    ran(capsys, *SMALL, "--steps", 10, "--out", tmp_path / "a")
+def test_resume_with_a_checkpoint_of_another_model(finished, tmp_path, capsys):
     ran(capsys, *SMALL, "--steps", 10, "--model", "lstm", "--out", tmp_path / "b")
     foreign = (tmp_path / "b/last.safetensors").read_bytes()
-    (tmp_path / "a/last.safetensors").write_bytes(foreign)
-    status, _, err = ran(capsys, "--resume", tmp_path / "a", "--steps", 20)
+    (finished / "last.safetensors").write_bytes(foreign)
+    status, _, err = ran(capsys, "--resume", finished, "--steps", 20)
     assert (status, len(err.splitlines())) == (2, 1)
     assert "model is 'lstm'; this run has 'rra'" in err
-    assert (tmp_path / "a/last.safetensors").read_bytes() == foreign
+    assert (finished / "last.safetensors").read_bytes() == foreign
 
 
+@pytest.mark.figures
 def test_divergence_is_one_line_and_exit_status_1(tmp_path, capsys):
     status, _, err = ran(capsys, *SMALL, "--steps", 300, "--optimizer", "sgd", "--lr", 1e12, "--clip-norm", 0,
                          "--quiet", "--out", tmp_path / "run")

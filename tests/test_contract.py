@@ -72,7 +72,7 @@ def test_every_layer_of_the_package_is_exported():
 # ---- gradients -------------------------------------------------------------------------------------------
 
 @every_layer
-@pytest.mark.parametrize("mode", ["full", "direction"])
+@pytest.mark.parametrize("mode", ["full", pytest.param("direction", marks=pytest.mark.slow)])
 def test_gradients(case, mode):
     report = gradcheck(case.layer(), (case.x(),), case.keywords(), mode=mode)
     assert report.ok, report
@@ -87,9 +87,10 @@ def test_gradients_under_every_kind_of_mask(case, kind):
     assert report.ok, report
 
 
+@pytest.mark.slow
 @every_recurrent
 def test_gradients_without_state_and_mask(case):
-    report = gradcheck(case.layer(), (case.x(),), mode="direction")
+    report = gradcheck(case.layer(), (case.x(),))
     assert report.ok, report
 
 
@@ -228,13 +229,14 @@ def test_padding_changes_nothing(case):
         assert_identical((layer.backward(dout, other_cache), grads(layer)), first)
 
 
+@pytest.mark.slow
 @every_layer
 def test_a_sequence_of_length_one(case):
     keywords = case.keywords()
     if case.masks:
         keywords[case.mask_name] = np.array([[True], [False], [True]])
     x = case.x()[:, :1] if len(case.shape) == 3 or case.ids else case.x()
-    report = gradcheck(case.layer(), (x,), keywords, mode="direction")
+    report = gradcheck(case.layer(), (x,), keywords)
     assert report.ok, report
 
 
