@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minigrad import kernels
 from minigrad.backend import array_module, cache_blocks, empty, erf, matmul, sigmoid, uniform_like
 from minigrad.check import check_count, check_number, check_shape
 
@@ -178,11 +179,8 @@ class softmax_attention:
         A, P, drops = _empty_as(q, v.shape[-1], xp.result_type(q, k, v)), [], []
         for rows, keys in attention_blocks(L, M, causal, window):
             S = matmul(scaled_q[..., rows, :], k[..., keys, :].swapaxes(-1, -2))             # (..., rows, keys)
-            if causal:
-                xp.copyto(S, -math.inf, where=_future(rows, keys, M - L, window, xp))
-            if mask is not None:
-                xp.copyto(S, -math.inf, where=~_part(mask, rows, keys))
-            P_rows, drop = softmax_rows(S), None
+            seen = None if mask is None else _part(mask, rows, keys)
+            P_rows, drop = masked_softmax(S, seen, rows, keys, M - L, causal, window), None
             if rng is not None and dropout:
                 drop = (uniform_like(rng, P_rows) >= dropout).astype(P_rows.dtype)
                 drop *= 1 / (1 - dropout)
@@ -210,13 +208,8 @@ class softmax_attention:
             dA_rows = dA[..., rows, :]
             dropped = P_rows if drop is None else P_rows * drop
             _add_product(dropped.swapaxes(-1, -2), dA_rows, dv[..., keys, :], alone)
-            dS = matmul(dA_rows, v[..., keys, :].swapaxes(-1, -2))           # dP
-            if drop is not None:
-                dS *= drop
-            # With one key the mean of dP is dP itself, so that dS is 0 bit for bit: two different sums would round.
-            mean = P_rows * dS if dS.shape[-1] == 1 else row_sums(dA_rows * A[..., rows, :])
-            dS -= mean
-            dS *= P_rows
+            dP = matmul(dA_rows, v[..., keys, :].swapaxes(-1, -2))
+            dS = softmax_rows_backward(dP, P_rows, drop, dA_rows, A[..., rows, :])
             xp.matmul(dS, k[..., keys, :], out=dq[..., rows, :])
             _add_product(dS.swapaxes(-1, -2), scaled_q[..., rows, :], dk[..., keys, :], alone)
         dq *= scale
@@ -233,6 +226,32 @@ class _AttentionCache(NamedTuple):
     P: list
     drops: list
     how: tuple      # causal, window, scale
+
+
+def masked_softmax(S, mask, rows, keys, offset, causal, window):
+    """Softmax over the keys that each query sees, in place. S (..., rows, keys) is a block of the scores, `rows` and
+    `keys` its slices; mask broadcasts to it, or is None; causal: query i sees the keys j <= i + offset (the newest
+    `window` of them)."""
+    xp = array_module(S)
+    if fused := kernels.of(xp):
+        return fused.masked_softmax(S, mask, rows, keys, offset, causal, window)
+    if causal:
+        xp.copyto(S, -math.inf, where=_future(rows, keys, offset, window, xp))
+    if mask is not None:
+        xp.copyto(S, -math.inf, where=~mask)
+    return softmax_rows(S)
+
+
+def softmax_rows_backward(dP, P, drop, dA, A):
+    """dS = P (dP - <dA, A>), in place of dP, which is multiplied by the dropout's factors (or None) first."""
+    if fused := kernels.of(array_module(dP)):
+        return fused.softmax_rows_backward(dP, P, drop, dA, A)
+    if drop is not None:
+        dP *= drop
+    # With one key the mean of dP is dP itself, so that dS is 0 bit for bit: two different sums would round.
+    dP -= P * dP if dP.shape[-1] == 1 else row_sums(dA * A)
+    dP *= P
+    return dP
 
 
 def softmax_rows(S):

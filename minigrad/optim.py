@@ -8,6 +8,7 @@ The usual order is: zero_grad, forward, backward, clip, step.
 import math
 import sys
 
+from minigrad import kernels
 from minigrad.backend import array_module, cache_blocks
 from minigrad.check import check_number
 from minigrad.parameter import Parameter
@@ -61,6 +62,9 @@ class Optimizer:
     def step(self):
         """Move every parameter once, in place."""
         self.steps += 1
+        fused = kernels.of(array_module(self.parameters[0].value))
+        if fused and fused.optimizer_step(self):
+            return
         for n, parameter in enumerate(self.parameters):
             arrays = [parameter.value, parameter.grad, *(self.accumulators[slot][n] for slot in self.slots)]
             for part in cache_blocks(parameter.value):           # every operation is elementwise
@@ -244,12 +248,19 @@ class RAdam(AdamW):
         v *= beta2
         v += (1 - beta2) * g * g
         move = self.lr / (1 - beta1**t) * m
-        rho_inf = 2 / (1 - beta2) - 1                            # numbers of the step alone: nothing waits for a GPU
-        rho = rho_inf - 2 * t * beta2**t / (1 - beta2**t)
-        if rho > 5:
-            r = math.sqrt((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho))
+        r = rectification(t, beta2)
+        if r is not None:
             move *= r * math.sqrt(1 - beta2**t) / (xp.sqrt(v) + self.eps)
         theta -= move
+
+
+def rectification(t, beta2):
+    """r_t of RAdam, None where rho_t <= 5: a number of the step alone, so that nothing waits for a GPU."""
+    rho_inf = 2 / (1 - beta2) - 1
+    rho = rho_inf - 2 * t * beta2**t / (1 - beta2**t)
+    if rho <= 5:
+        return None
+    return math.sqrt((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho))
 
 
 # ---- clipping --------------------------------------------------------------------------------------------
@@ -277,13 +288,20 @@ def grad_norm(parameters):
     """
     gradients = [p.grad for p in unique_parameters(parameters, "grad_norm")]
     xp = array_module(*gradients)
+    if fused := kernels.of(xp):
+        return fused.grad_norm(gradients)
     gradients = [g[part] for g in gradients if g.size for part in cache_blocks(g)]
     if not gradients:
         return xp.zeros((), "float64")
     m = xp.stack([abs(g).max() for g in gradients]).max().astype("float64")
-    scale = xp.where(xp.isfinite(m) & (m > 0), m, LARGEST)       # the finite ones beside an Inf do not overflow
+    scale = norm_scale(xp, m)
     squares = xp.stack([((g / scale)**2).sum(dtype="float64") for g in gradients]).sum()
     return xp.asarray(scale * xp.sqrt(squares))
+
+
+def norm_scale(xp, m):
+    """What the gradients are divided by before they are squared: m, the largest |g_i|, where that is a divisor."""
+    return xp.where(xp.isfinite(m) & (m > 0), m, LARGEST)        # the finite ones beside an Inf do not overflow
 
 
 def clip_grad_norm(parameters, max_norm, error_if_nonfinite=False):
@@ -312,5 +330,8 @@ def shrink_gradients(parameters, max_norm, norm):
     exceeds = norm > max_norm
     factor = xp.where(exceeds, max_norm / xp.where(exceeds, norm, 1), 1.0)   # min(1, c/N), also for N = 0 and c = inf
     factor = xp.where(xp.isfinite(norm), factor, xp.nan)
+    if fused := kernels.of(xp):
+        fused.shrink_gradients([parameter.grad for parameter in parameters], factor)
+        return
     for parameter in parameters:
         parameter.grad *= factor.astype(parameter.grad.dtype)

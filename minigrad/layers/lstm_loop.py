@@ -22,6 +22,7 @@ What makes it fast, and what the names of the arrays carry (docs/derivations/rra
 
 from typing import Any, NamedTuple
 
+from minigrad import kernels
 from minigrad.backend import array_module, empty, zeros
 from minigrad.layers.recurrent import Packing, pack, unpack
 
@@ -56,6 +57,8 @@ def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
     Returns y (B, L, h), past and c after the last real step, cache.
     """
     xp = array_module(x=x, past=past, c=c, mask=mask, W=W)
+    if fused := kernels.of(xp):
+        return fused.loop_forward(x, past, c, mask, W, U, b, w_hat, offset)
     packing, dtype = Packing.of(mask), xp.result_type(x.dtype, W.dtype)
     (B, T, _), h, K = x.shape, U.shape[0], 0 if w_hat is None else len(w_hat)
     P = max(1, K + offset - 1)
@@ -139,6 +142,8 @@ def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
 
     (ds_t is the gradient of c_t + a_t). Returns dx, dpast0, dc0, dW, dU, db, dw_hat (None for K = 0).
     """
+    if fused := kernels.of(array_module(cache.hs)):
+        return fused.loop_backward(dy, dpast, dc, cache, W, U, w_hat, offset)
     x1, gates, hs, cs, q, packing = cache
     xp, dtype, (T, B, h) = array_module(hs), hs.dtype, q.shape
     P, K, d = len(hs) - T, 0 if w_hat is None else len(w_hat), W.shape[0]

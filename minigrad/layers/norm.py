@@ -5,6 +5,7 @@ Derivation of the backward: docs/derivations/layer_norm.md.
 
 import numpy as np
 
+from minigrad import kernels
 from minigrad.backend import DEFAULT_DTYPE, array_module, elementwise
 from minigrad.check import check_count, check_number, check_rank_and_width, check_shape
 from minigrad.initializers import zeros
@@ -63,7 +64,11 @@ class LayerNorm(Layer):
         gain = self.gain.value
         xp = array_module(x=x, gain=gain)
         check_rank_and_width("LayerNorm", "x", x, None, gain.shape[0])
-        x_hat, norm_cache = normalize(x.astype(xp.result_type(x.dtype, gain.dtype), copy=False), self.eps)
+        x = x.astype(xp.result_type(x.dtype, gain.dtype), copy=False)
+        if fused := kernels.of(xp):
+            y, norm_cache = fused.layer_norm_forward(x, gain, self.bias.value, self.eps)
+            return y, (norm_cache,)
+        x_hat, norm_cache = normalize(x, self.eps)
         y = elementwise("multiply", x_hat, gain)
         y += self.bias.value
         return y, (norm_cache,)
@@ -71,8 +76,13 @@ class LayerNorm(Layer):
     def backward(self, dy, cache):
         """dx: `normalize_backward` of dy gain; gain.grad += sum dy x_hat; bias.grad += sum dy (over every position)."""
         norm_cache, = cache
-        x_hat, _ = norm_cache
+        x_hat, *_ = norm_cache                                               # on a GPU: x itself
         check_shape("LayerNorm", "dy", dy, x_hat.shape)
+        if fused := kernels.of(array_module(dy)):
+            dx, dgain, dbias = fused.layer_norm_backward(dy, self.gain.value, norm_cache)
+            self.gain.grad += dgain
+            self.bias.grad += dbias
+            return dx
         d = x_hat.shape[-1]
         self.gain.grad += elementwise("multiply", dy, x_hat).reshape(-1, d).sum(axis=0)
         self.bias.grad += dy.reshape(-1, d).sum(axis=0)

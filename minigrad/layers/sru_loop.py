@@ -9,6 +9,7 @@ steps at a time, while these are in the processor's cache. What it gains: docs/r
 
 from typing import Any, NamedTuple
 
+from minigrad import kernels
 from minigrad.backend import array_module, empty, matmul, zeros
 
 CHUNK = 16                         # steps whose element-wise work is done at once, while they are in the cache
@@ -33,6 +34,8 @@ def recurrence_forward(n, x, c, weights, *, scale=1.0, activation="identity", m=
     """
     W, v_f, v_r, b_f, b_r = weights
     xp, (T, B, w), h = array_module(n), n.shape, v_f.shape[0]
+    if fused := kernels.of(xp):
+        return fused.recurrence_forward(n, x, c, weights, scale=scale, activation=activation, m=m, lengths=lengths)
     k, dtype = W.shape[1] // h, xp.result_type(n.dtype, W.dtype)
     n1 = empty((T, B, w + 1), dtype, xp)
     n1[..., :w], n1[..., w] = n, 1
@@ -80,6 +83,8 @@ def recurrence_backward(dh, dc, cache, weights, *, scale=1.0, activation="identi
 
     with e_t = dh_t m r_t g'(c_t) and rho_t = du2_t = dh_t m (g(c_t) - x'_t) r_t (1 - r_t).
     """
+    if fused := kernels.of(array_module(cache.u)):
+        return fused.recurrence_backward(dh, dc, cache, weights, scale=scale, activation=activation)
     n1, u, cs, highway, m, lengths = cache
     W, v_f, v_r, _, _ = weights
     xp, (k, T, B, h), w, dtype = array_module(n1), u.shape, n1.shape[2] - 1, u.dtype

@@ -1,0 +1,10 @@
+"""The functions of `kernels.of(xp)`. Each has its NumPy twin where it is called."""
+
+from minigrad.kernels.lstm import loop_backward, loop_forward
+from minigrad.kernels.norm import layer_norm_backward, layer_norm_forward
+from minigrad.kernels.optim import grad_norm, optimizer_step, shrink_gradients
+from minigrad.kernels.softmax import masked_softmax, softmax_rows_backward
+from minigrad.kernels.sru import recurrence_backward, recurrence_forward
+
+__all__ = ["grad_norm", "layer_norm_backward", "layer_norm_forward", "loop_backward", "loop_forward", "masked_softmax",
+           "optimizer_step", "recurrence_backward", "recurrence_forward", "shrink_gradients", "softmax_rows_backward"]

@@ -1,0 +1,150 @@
+"""Optimizers and gradient clipping on a GPU, a launch for all parameters of a dtype; twins: minigrad/optim.py.
+
+The table of the arrays' addresses (optim.cu) is made and sent once, and again when an array is replaced.
+"""
+
+import math
+from collections import OrderedDict
+
+import numpy as np
+
+from minigrad import kernels, optim
+from minigrad.backend import array_module, empty
+from minigrad.kernels import THREADS, KernelError, device_of
+
+COLUMNS, SLOTS, CHUNK = 7, 3, 4096                                           # as in optim.cu
+MOST_TABLES = 16
+
+
+# ---- the optimizers --------------------------------------------------------------------------------------
+
+def _floats(*numbers):
+    return tuple(map(float, numbers))
+
+
+def _rmsprop(o):
+    """lr, rho, 1 - rho, eps, momentum, centred, eps_inside."""
+    return *_floats(o.lr, o.rho, 1 - o.rho, o.eps, o.momentum), int(o.centred), int(o.eps_inside)
+
+
+def _adam(o, scale=1.0, root=None, adaptive=1):
+    """step, beta1, 1 - beta1, beta2, 1 - beta2, root, eps, adaptive."""
+    beta1, beta2 = o.betas
+    root = math.sqrt(1 - beta2**o.steps) if root is None else root
+    return *_floats(o.lr / (1 - beta1**o.steps) * scale, beta1, 1 - beta1, beta2, 1 - beta2, root, o.eps), adaptive
+
+
+def _radam(o):
+    """r_t sqrt(1 - beta2^t) as `scale`, with eps beside sqrt(v)."""
+    r = optim.rectification(o.steps, o.betas[1])
+    return _adam(o, root=1.0, adaptive=0) if r is None else _adam(o, r * math.sqrt(1 - o.betas[1]**o.steps), 1.0)
+
+
+# class -> kernel, the accumulators at their places, its scalars behind the weight decay's
+RULES = {
+    optim.SGD: ("sgd", (), lambda o: _floats(o.lr)),
+    optim.Momentum: ("momentum", ("v",), lambda o: (*_floats(o.lr, o.momentum), int(o.nesterov))),
+    optim.Adadelta: ("adadelta", ("E_g2", "E_d2"), lambda o: _floats(o.lr, o.rho, 1 - o.rho, o.eps)),
+    optim.RMSprop: ("rmsprop", ("E_g2", "E_g", "v"), _rmsprop),
+    optim.Adam: ("adam", ("m", "v"), _adam),
+    optim.AdamW: ("adam", ("m", "v"), _adam),
+    optim.RAdam: ("adam", ("m", "v"), _radam),
+}
+
+
+def optimizer_step(optimizer):
+    """Move every parameter once. False, and nothing done, for a class that has no kernel (its exact class counts), or
+    where a parameter's arrays do not lie in memory alike."""
+    if type(optimizer) not in RULES:
+        return False
+    name, places, scalars = RULES[type(optimizer)]
+    slots = [optimizer.accumulators[place] if place in optimizer.slots else [None] * len(optimizer.parameters)
+             for place in places]
+    rows = [(p.value, p.grad, *accumulators) for p, *accumulators in zip(optimizer.parameters, *slots)]
+    with device_of(rows[0][0]):
+        tables = _tables(rows, tuple(optimizer.decays))
+        if tables is None:
+            return False
+        decay = optimizer.weight_decay
+        l2, shrink = _floats(*((0, 1 - optimizer.lr * decay) if isinstance(optimizer, optim.AdamW) else (decay, 1)))
+        for dtype, table, work in tables:
+            kernels.kernel("optim", name, dtype)(len(work), THREADS, table, work, l2, shrink, *scalars(optimizer))
+    return True
+
+
+# ---- clipping --------------------------------------------------------------------------------------------
+
+def grad_norm(gradients):
+    """sqrt(sum of g_i^2) as optim.grad_norm computes it: a 0-d float64 array; nothing is waited for."""
+    xp = array_module(*gradients)
+    with device_of(gradients[0]):
+        tables = _tables([(None, g if _dense(g) else xp.ascontiguousarray(g)) for g in gradients])
+        parts = empty((sum(len(work) for *_, work in tables),), np.dtype("float64"), xp)
+        if not len(parts):
+            return xp.zeros((), "float64")
+        _each(tables, "largest_gradient", parts)
+        scale = xp.asarray(optim.norm_scale(xp, parts.max()))
+        _each(tables, "gradient_squares", scale, parts)
+        return xp.asarray(scale * xp.sqrt(parts.sum()))
+
+
+def shrink_gradients(gradients, factor):
+    """g <- factor g, in place; factor a 0-d float64 array."""
+    with device_of(factor):
+        for dtype, table, work in _tables([(None, g) for g in gradients if _dense(g)]):
+            kernels.kernel("optim", "shrink_gradients", dtype)(len(work), THREADS, table, work, factor)
+        for g in gradients:
+            if not _dense(g):
+                g *= factor.astype(g.dtype)
+
+
+def _each(tables, name, *arguments):
+    """Launch a kernel that leaves a number for each block in parts, the last argument."""
+    first = 0
+    for dtype, table, work in tables:
+        kernels.kernel("optim", name, dtype)(len(work), THREADS, table, work, *arguments, first)
+        first += len(work)
+
+
+# ---- tables ----------------------------------------------------------------------------------------------
+
+_made = OrderedDict()              # the arrays' places in memory -> their tables
+
+
+def _tables(rows, decays=None):
+    """[(dtype, table, work)] for each dtype among the rows (theta or None, g, accumulator or None, ...); None where the
+    arrays of a row do not lie in memory alike. Made once for arrays that stay where they are."""
+    key = decays, tuple(None if a is None else (_address(a), a.shape, a.strides, a.dtype) for row in rows for a in row)
+    if key not in _made:
+        _made[key] = _make_tables(rows, decays or (False,) * len(rows))
+        if len(_made) > MOST_TABLES:
+            _made.popitem(last=False)
+    _made.move_to_end(key)
+    return _made[key]
+
+
+def _make_tables(rows, decays):
+    arrays, by_dtype = [a for row in rows for a in row if a is not None], {}
+    if len({str(a.device) for a in arrays}) > 1:
+        raise KernelError("the parameters are on several devices; expected them on one")
+    for row, decay in zip(rows, decays):
+        g = row[1]
+        if not all(_dense(a) and (a.strides, a.dtype) == (g.strides, g.dtype) for a in row if a is not None):
+            return None
+        addresses = [0 if a is None else _address(a) for a in row] + [0] * (2 + SLOTS - len(row))
+        by_dtype.setdefault(g.dtype, []).append((*addresses, g.size, int(decay)))
+    return [(dtype, *_table(entries, array_module(arrays[0]))) for dtype, entries in by_dtype.items()]
+
+
+def _table(entries, xp):
+    work = [(n, first) for n, (*_, size, _) in enumerate(entries) for first in range(0, size, CHUNK)]
+    return xp.array(entries, "int64").reshape(-1, COLUMNS), xp.array(work, "int64").reshape(-1, 2)
+
+
+def _address(array):
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
+def _dense(array):
+    """Its entries fill one piece of memory, in whatever order."""
+    return array.flags.c_contiguous or array.flags.f_contiguous

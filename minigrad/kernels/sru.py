@@ -1,0 +1,57 @@
+"""The recurrence of SRU and SRU++ on a GPU; its twin and its equations: minigrad/layers/sru_loop.py, sru.py."""
+
+from typing import Any, NamedTuple
+
+from minigrad import kernels
+from minigrad.backend import array_module, empty, matmul
+from minigrad.kernels import blocks_for, given, on_its_device, sum_dtype
+
+THREADS = 32                       # of a block: few, so that the B h threads are spread over the whole GPU
+
+
+class RecurrenceCache(NamedTuple):
+    """What backward reads; everything time first. The gates are computed again."""
+
+    n: Any          # (T, B, w)      the rows that W maps
+    u: Any          # (T, B, k h)    n W: u0 | u1 | u2 (| u3)
+    cs: Any         # (T+1, B, h)    row t is c before step t
+    highway: Any    # (T, B, h)      x' before it is scaled
+    m: Any          # (B, h) or None
+    lengths: Any    # (B,) or None   real steps of each sample
+
+
+@on_its_device
+def recurrence_forward(n, x, c, weights, *, scale=1.0, activation="identity", m=None, lengths=None):
+    """As sru_loop.recurrence_forward; one product, then one launch."""
+    W, *vectors = weights
+    xp, (T, B, _), h = array_module(n), n.shape, vectors[0].shape[0]
+    k, dtype = W.shape[1] // h, xp.result_type(n.dtype, W.dtype)
+    n = given(n, dtype, xp)
+    u = matmul(n, W.astype(dtype, copy=False))
+    cs, hs = empty((T + 1, B, h), dtype, xp), empty((T, B, h), dtype, xp)
+    cs[0] = 0 if c is None else c
+    highway = u.reshape(T, B, k, h)[:, :, 3] if k == 4 else given(x, dtype, xp)
+    kernels.kernel("sru", "sru_forward", dtype)(
+        blocks_for(B * h, THREADS), THREADS, u, 0 if k == 4 else highway, *(given(v, dtype, xp) for v in vectors),
+        given(m, dtype, xp), cs, hs, float(scale), int(activation == "tanh"), T, B, h, k)
+    last = cs[T] if lengths is None else cs[lengths, xp.arange(B)]
+    return hs, last.copy(), RecurrenceCache(n, u, cs, highway, m, lengths)
+
+
+@on_its_device
+def recurrence_backward(dh, dc, cache, weights, *, scale=1.0, activation="identity"):
+    """As sru_loop.recurrence_backward; one launch, then the two products."""
+    n, u, cs, highway, m, lengths = cache
+    W, *vectors = weights
+    xp, (T, B, h), dtype = array_module(n), highway.shape, u.dtype
+    w, k = n.shape[2], u.shape[2] // h
+    du, dc0 = empty((T, B, k * h), dtype, xp), empty((B, h), dtype, xp)
+    dx = None if k == 4 else empty((T, B, h), dtype, xp)
+    sums = empty((4, B, h), sum_dtype(dtype), xp)                            # dv_f, dv_r, db_f, db_r of each sample
+    kernels.kernel("sru", "sru_backward", dtype)(
+        blocks_for(B * h, THREADS), THREADS, u, 0 if k == 4 else highway, *(given(v, dtype, xp) for v in vectors),
+        given(m, dtype, xp), cs, given(dh, dtype, xp), given(dc, dtype, xp), given(lengths, "int64", xp), du,
+        0 if dx is None else dx, dc0, sums, float(scale), int(activation == "tanh"), T, B, h, k)
+    dW = n.reshape(T * B, w).T @ du.reshape(T * B, k * h)
+    dn = matmul(du, W.astype(dtype, copy=False).T)
+    return (dn, dx, dc0), (dW, *sums.sum(axis=1).astype(dtype, copy=False))

@@ -1,0 +1,107 @@
+"""The kernels of minigrad/kernels on the CPU: each .cu compiled as C++ with cuda_shim.h, and launched on NumPy arrays.
+
+`Shim().kernel` takes the place of `minigrad.kernels.kernel`, so that everything from a layer down to the kernel's text
+runs, but for CuPy. What a launch is given is held to the kernel's signature: count, dtype, contiguity.
+"""
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from minigrad import kernels
+
+HERE = Path(__file__).parent
+FLAGS = ["g++", "-std=c++20", "-O1", "-fPIC", "-pthread", "-w", f"-I{HERE}"]
+GLOBAL = 'extern "C" __global__ void'
+SIGNATURE = re.compile(GLOBAL + r' (\w+)\(([^)]*)\)\s*\{(.*?)\n\}', re.DOTALL)
+BUILT_IN = {"Index": np.int64, "float": np.float32, "double": np.float64, "bool": np.bool_, "Acc": None, "REAL": None}
+
+
+def families():
+    return sorted(path.stem for path in kernels.FOLDER.glob("*.cu"))
+
+
+def signatures(text):
+    """{kernel: ([(type, name)], whether it synchronises)} of a .cu file's text."""
+    found = {}
+    for name, parameters, body in SIGNATURE.findall(re.sub(r"//.*", "", text)):
+        pairs = [tuple(p.strip().rsplit(None, 1)) for p in parameters.replace("\n", " ").split(",")]
+        found[name] = pairs, bool(re.search(r"__syncthreads|block_\w+\(", body))
+    return found
+
+
+def unit(dtype, sources):
+    """One translation unit: every text in a namespace of its own, so that none leans on another, and for each kernel a
+    function of void**, which takes its arguments as CUDA does."""
+    real = kernels.options(dtype)[-1].partition("=")[2]
+    lines = [f'#define REAL {real}\n#include "cuda_shim.h"\n']
+    for space, text in sources.items():
+        lines.append(f"namespace {space} {{\n{text.replace(GLOBAL, 'static void')}\n}}\n")
+        for name, (parameters, _) in signatures(text).items():
+            arguments = ", ".join(f"*({kind}*)a[{n}]" for n, (kind, _) in enumerate(parameters))
+            lines.append(f'extern "C" void run_{space}_{name}(void** a) '
+                         f"{{ using namespace {space}; {name}({arguments}); }}\n")
+    return '#line 1 "unit"\n'.join(lines)
+
+
+def compiled(*arguments):
+    """What g++ makes, its path the last argument. AssertionError with the compiler's log."""
+    done = subprocess.run([*FLAGS, *arguments], stderr=subprocess.PIPE, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return arguments[-1]
+
+
+class Shim:
+    """The compiled kernels. sources: {a name: text, as `kernels.source` gives it}; default: every family under its own
+    name. runtime: another Shim's, to spare its compilation."""
+
+    def __init__(self, folder, sources=None, dtypes=("float64", "float32", "float16"), runtime=None):
+        sources = {family: kernels.source(family) for family in families()} if sources is None else sources
+        self.signatures = {name: signatures(text) for name, text in sources.items()}
+        self.runtime = runtime or compiled("-c", HERE / "cuda_shim.cpp", "-o", folder / "shim.o")
+        self.libraries = {}
+        for dtype in dtypes:
+            path = folder / f"{dtype}.cpp"
+            path.write_text(unit(dtype, sources), "utf-8")
+            library = compiled("-shared", path, self.runtime, "-o", folder / f"{dtype}.so")
+            self.libraries[dtype] = ctypes.CDLL(str(library))
+
+    def kernel(self, source, name, dtype, first=0):
+        """As minigrad.kernels.kernel. first: the first block that is run."""
+        dtype = np.dtype(dtype)
+        kernels.options(dtype)                                               # raises for a dtype without kernels
+        parameters, synchronises = self.signatures[source][name]
+        library = self.libraries[dtype.name]
+        body = getattr(library, f"run_{source}_{name}")
+
+        def launch(blocks, threads, *arguments):
+            grid, block = (tuple(n) if isinstance(n, tuple) else (n,) for n in (blocks, threads))
+            if not all(grid):
+                return
+            assert len(arguments) == len(parameters), f"{name} takes {len(parameters)} arguments, not {len(arguments)}"
+            values = [as_argument(value, *parameter, dtype) for value, parameter in zip(arguments, parameters)]
+            pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+            sizes = [(ctypes.c_uint * 2)(*(*n, 1)[:2]) for n in (grid, block)]
+            library.launch(body, pointers, int(synchronises), *sizes, ctypes.c_uint(first))
+        return launch
+
+
+def as_argument(value, kind, name, dtype):
+    """A ctypes value for a parameter of the C type `kind`; AssertionError for what would not fit it."""
+    kind = kind.replace("const", "").strip()
+    if not kind.endswith("*"):
+        expected = {"Index": int, "double": float}[kind]
+        assert type(value) is expected, f"{name} is {value!r}; expected a Python {expected.__name__}"
+        return (ctypes.c_longlong if kind == "Index" else ctypes.c_double)(value)
+    if isinstance(value, int):
+        assert value == 0, f"{name} is {value}; expected an array or 0"
+        return ctypes.c_void_p(0)
+    kind, value = kind.rstrip("* "), getattr(value, "_host", value)          # of an array of fake_cupy
+    expected = {"REAL": dtype, "Acc": kernels.sum_dtype(dtype)}.get(kind) or np.dtype(BUILT_IN[kind])
+    assert isinstance(value, np.ndarray), f"{name} is a {type(value).__name__}"
+    assert value.dtype == expected, f"{name} has dtype {value.dtype}; expected {expected}"
+    assert value.flags.c_contiguous, f"{name} is not contiguous"
+    return ctypes.c_void_p(value.ctypes.data)
