@@ -20,8 +20,9 @@ from minigrad import optim, schedules  # noqa: E402
 from minigrad.backend import DeviceError, resolve_device  # noqa: E402
 from minigrad.checkpoint import CheckpointError  # noqa: E402
 from minigrad.data import DataError  # noqa: E402
+from minigrad.runlog import RunLog  # noqa: E402
 from minigrad.train import FREE_SETTINGS, Interrupted  # noqa: E402
-from tasks.run_folder import UsageError, note_resumed, read_config  # noqa: E402
+from tasks.run_folder import UsageError, note_resumed, read_config, write_config  # noqa: E402
 
 OPTIMIZERS = {"sgd": optim.SGD, "momentum": optim.Momentum, "adadelta": optim.Adadelta, "rmsprop": optim.RMSprop,
               "adam": optim.Adam, "adamw": optim.AdamW, "radam": optim.RAdam}
@@ -193,6 +194,33 @@ def names_to_compare(names, choices):
         if name not in choices:
             raise UsageError(f"--compare has {name!r}; expected names among {', '.join(choices)}")
     return names
+
+
+def train_in_turn(names, settings, out, train):
+    """Train models one after another, each in its own folder, by train(name, folder): ({name: its RunLog}, stopped).
+
+    One that diverges does not keep the others from being trained: its name is in `stopped`, for `require_none`.
+    """
+    logs, stopped = {}, []
+    for name in names:
+        folder = out / name
+        folder.mkdir(exist_ok=True)
+        if not (folder / "config.json").exists():
+            write_config(folder, {**settings, "model": name, "compare": None})
+        try:
+            train(name, folder)
+        except ArithmeticError as error:
+            print(f"{name} stopped: {error}", file=sys.stderr, flush=True)
+            stopped.append(name)
+        logs[name] = RunLog(folder / "log.csv")
+        logs[name].read(math.inf)
+    return logs, stopped
+
+
+def require_none(stopped):
+    """Raise ArithmeticError, once everything that could be made has been, when some of the models were stopped."""
+    if stopped:
+        raise ArithmeticError(f"{', '.join(stopped)} diverged (above); the others were trained to their end")
 
 
 # ---- running ---------------------------------------------------------------------------------------------

@@ -18,7 +18,9 @@ there or one folder below; fetched where there is none. It is read once, in some
 
 Stated in the paper: 10,000 words, embedding and units 128, batches of 16, Adadelta, K = 5, 10, 20, about 15 epochs. The
 rest is the deeplearning.net tutorial's, from which its settings come: Adadelta without a learning rate, the mean over
-time, dropout 0.5, no clipping, biases 0. The defaults are these, but for the forget bias 1 and 2 epochs.
+time, dropout 0.5, no clipping, biases 0. The defaults are these, but for the forget bias 1 and 2 epochs. Not the
+tutorial's are the first values of embedding and readout (there 0.01 U[0, 1) and 0.01 N(0, 1)), the tokeniser, that a
+batch's reviews are of like length, and that reviews are read whole (there none above 100 words is trained on).
 
 Expect: the test error falls below 20 % within the first epoch; a run folder (runs/imdb/TIME) with config.json, log.csv,
 figure6.png (test error against iteration), figure7.png (RRA's attention weights), last and best checkpoints (best by
@@ -62,6 +64,7 @@ DEFAULTS = {
     "dropout": 0.5, "max_length": 0, "batch_size": 16, "optimizer": "adadelta", "lr": None, "eval_every": 250,
     "eval_size": 2000, "train_size": 0, "test_size": 0}
 PAPER = {"forget_bias": 0.0}
+SIZES = {"hidden": 128, "embedding": 128, "vocab": 10_000, "batch_size": 16, "max_length": 0, "train_size": 0}
 EPOCHS = {False: 2, True: 15}                       # by --paper
 SENTIMENTS = ("negative", "positive")
 EVALUATED = 64                                      # reviews at a time, where nothing is trained
@@ -74,7 +77,7 @@ def parse(argv):
     parser = parser_for("imdb", __doc__, data="the folder with aclImdb or its archive, or one of them (default "
                                               "$MINIGRAD_DATA, then ~/.cache/minigrad)")
     own = parser.add_argument_group("of this task")
-    classify.add_flags(own, CELLS, BOTH_WAYS, others=imdb_linear.MODELS)
+    classify.add_flags(own, DEFAULTS, CELLS, BOTH_WAYS, others=imdb_linear.MODELS)
     own.add_argument("--embedding", type=whole(1), help="width of a word's vector (default 128)")
     own.add_argument("--vocab", type=whole(1), help="most frequent words that are known (default 10,000)")
     own.add_argument("--readout", choices=READOUTS, help="what the classifier reads: the mean over time (default), or "
@@ -125,7 +128,8 @@ def open_reviews(settings):
         size, most = settings[f"{name}_size"], len(reviews.labels)
         if size > most:
             raise UsageError(f"--{name}-size is {size:,}; expected at most {most:,}")
-        parts.append(top_words(random_part(reviews, size or most, settings["seed"]), vocab))
+        seed = settings["seed"] if name == "train" else 0        # every seed has the same test set
+        parts.append(top_words(random_part(reviews, size or most, seed), vocab))
     return *parts, imdb.words[:vocab]
 
 
@@ -183,7 +187,7 @@ def train(settings, names, train, test, words, out, steps, batches):
 
 
 def title(settings, record):
-    how = "the paper's setting" if settings["paper"] else settings["optimizer"]
+    how = classify.setting_of(settings, {**SIZES, "optimizer": "adadelta", "lr": None})
     return f"IMDB, {settings['hidden']} units, {how}; {record['part']:,} of {record['test']:,} test reviews"
 
 
@@ -283,7 +287,8 @@ def main(argv):
         train(settings, names, train_part, test_part, words, out, steps, batches)
     except MemoryError as error:
         longest = max(int(np.diff(part.offsets).max()) for part in (train_part, test_part))
-        raise UsageError(f"not enough memory for a batch of the longest reviews ({longest:,} words): cut them with "
+        raise UsageError(f"not enough memory for batches of the longest reviews ({longest:,} words; --batch-size "
+                         f"{settings['batch_size']} in training, {EVALUATED} in evaluations): cut them with "
                          "--max-length N, which reads the first N words of each") from error
     del hold
     say(settings, f"figures: {', '.join(str(path) for path in sorted(out.rglob('figure*.png')))}")

@@ -1,12 +1,12 @@
 """Linear classifiers of IMDB reviews, beside the recurrent ones: tasks/imdb.py --model bow, --model lsa.
 
 bow     logits = x W + b, x the review's row of TF-IDF: of each known word log(1 + how often it stands there) times
-        log((1 + n) / (1 + how many of the n training reviews have it)) + 1, the row's norm 1
+        (log((1 + n) / (1 + how many of the n training reviews have it)) + 1), the row's norm 1
 lsa     the same of the row's 300 coordinates in the space of the largest singular vectors of the training rows (latent
         semantic analysis; Deerwester et al. 1990), standardised
 
 The rows are sparse (scipy.sparse), loss and optimizer our own. Wang 2017, Table 2 has both from other papers: bag of
-words 12.20 (bnc) and 11.77 % error, LSA 16.04 (facts of the project, from memory).
+words 12.20 (bnc) and 11.77 % error, LSA 16.04 (this one from memory, its source was not found again).
 """
 
 import json

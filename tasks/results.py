@@ -139,7 +139,9 @@ def describe_classify(settings):
 
 
 def pixel_mnist_title(kept):
-    return f"MNIST, {kept['result']['data']['what']}, {kept['settings']['hidden']} units"
+    data = kept["result"]["data"]
+    part, all_of_them = data["part"], data["test"]
+    return f"MNIST, {data['what']}\n{kept['settings']['hidden']} units; {part:,} of {all_of_them:,} test images"
 
 
 def imdb_title(kept):

@@ -86,6 +86,16 @@ def result(folder):
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
+def test_not_enough_memory_says_what_to_cut(small, tmp_path, capsys, monkeypatch):
+    def fails(*arguments):
+        raise MemoryError
+    monkeypatch.setattr(classify, "forward_backward", fails)
+    status, _, err = ran(capsys, *small, "--steps", 3, "--quiet", "--out", tmp_path / "run")
+    assert status == 2
+    assert re.fullmatch(r"error: not enough memory for batches of the longest reviews \(1\d words; --batch-size 5 in "
+                        r"training, 64 in evaluations\): cut them with --max-length N, which .*\n", err)
+
+
 def content(folder):
     """What a run is, without the seconds: {file: tensors}, the log, the result."""
     tensors = {name: load_checkpoint(folder / f"{name}.safetensors") for name in ("last", "best")}
@@ -613,9 +623,10 @@ def test_runs_are_kept_and_shown(ten_steps, tmp_path, capsys, data, monkeypatch)
 
 def test_what_a_run_was():
     describe = lambda *argv: results.describe_classify(imdb.parse(argv))
-    assert describe() == describe("--paper") == "RRA, K = 5"
+    assert describe() == "RRA, K = 5"
+    assert describe("--paper") == "RRA, K = 5, the paper's setting"
     assert describe("--paper", "--forget-bias", "1", "--model", "birra", "-K", "20") == (
-        "bidirectional RRA, K = 20, forget bias 1.0")
+        "bidirectional RRA, K = 20, the paper's setting, forget bias 1.0")
     assert describe("--optimizer", "rmsprop", "--rmsprop", "centred", "--clip-norm", "1") == (
         "RRA, K = 5, optimizer rmsprop, rmsprop centred, clip norm 1.0")
     assert describe("--model", "lsa") == "LSA"
