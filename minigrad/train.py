@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minigrad.backend import array_module, on_host, step_generator, to_device
+from minigrad.backend import array_module, asnumpy, on_host, step_generator, to_device
 from minigrad.check import check_count, check_number
 from minigrad.checkpoint import CheckpointError, fill_exactly, load_checkpoint, save_checkpoint
 from minigrad.optim import clip_grad_norm, clip_grad_value, grad_norm, shrink_gradients
@@ -198,7 +198,7 @@ class Trainer:
         if not evaluates and self.step % self.log_every:
             progress.update(self.step)
             return False
-        total, count, norm = (float(value) for value in self.tally)
+        total, count, norm = asnumpy(self.tally).tolist()
         self.tally[...] = 0
         with self._naming_the_step(self.step):
             self.model.validate()

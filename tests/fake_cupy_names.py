@@ -6,6 +6,7 @@ A line is a dotted name and what it is: `numpy` (NumPy's own object), `module`, 
 NIN NOUT`, or `(` and the parameters: `axis=` has a default, `*` ends the positional ones, `*args` takes any number.
 """
 
+import functools
 import inspect
 import re
 import types
@@ -30,11 +31,11 @@ def of_real():
     import cupy
     import cupyx.scipy.special
 
-    found = {}
-    for place in PLACES:
-        owner = {"cupy": cupy, "cupyx": cupyx}[place.split(".")[0]]
-        for part in place.split(".")[1:]:
-            owner = getattr(owner, part)
+    owners, found = {}, {}
+    for place in PLACES:                                         # all of them first: some names appear when asked for
+        first, *parts = place.split(".")
+        owners[place] = functools.reduce(getattr, parts, {"cupy": cupy, "cupyx": cupyx}[first])
+    for place, owner in owners.items():
         found.update({f"{place}.{name}": kind for name, kind in _names_in(owner, place, cupy.ufunc)})
     return cupy.__version__, found
 
@@ -94,6 +95,7 @@ def _parameters(function, is_method):
     return " ".join(text)
 
 
+@functools.cache
 def signature(kind):
     """The inspect.Signature of a line's parameters."""
     parameters, keyword_only = [], False

@@ -150,6 +150,8 @@ class URNN(Recurrent):
     Raises ValueError for wrong shapes, TypeError for wrong dtypes, float16 among them, or a mix of devices.
     """
 
+    constants = ("permutation",)
+
     def __init__(self, d, h, *, rng=None, dtype=None):
         check_count("URNN", "d", d)
         check_count("URNN", "h", h)
