@@ -52,6 +52,12 @@ class Layer:
         for parameter in self.parameters():
             parameter.zero_grad()
 
+    def named_constants(self):
+        """Yield (dotted name, array) of the `constants` of this layer and of those in it: what is not learned."""
+        for prefix, layer in _layers(self):
+            for name in layer.constants:
+                yield prefix + name, getattr(layer, name)
+
     def validate(self):
         """Raise ArithmeticError where the parameters have reached values at which the formula is undefined.
 
@@ -66,7 +72,7 @@ class Layer:
         """Move all Parameters and `constants` to 'cpu' or 'gpu', keeping the Parameter objects; returns the layer."""
         for parameter in self.parameters():
             parameter.value, parameter.grad = to_device((parameter.value, parameter.grad), device)
-        for layer in _layers(self):
+        for _, layer in _layers(self):
             for name in layer.constants:
                 setattr(layer, name, to_device(getattr(layer, name), device))
         return self
@@ -101,12 +107,12 @@ def _walk(items):
                 yield f"{name}.{inner}", child
 
 
-def _layers(layer):
-    """The layer and all layers in it; a shared one comes once for each of its places."""
-    yield layer
-    for _, child in layer.children():
+def _layers(layer, prefix=""):
+    """(dotted prefix, layer) of the layer and of all layers in it; a shared one comes once for each of its places."""
+    yield prefix, layer
+    for name, child in layer.children():
         if isinstance(child, Layer):
-            yield from _layers(child)
+            yield from _layers(child, f"{prefix}{name}.")
 
 
 def _named_parameters(layer, prefix, seen):

@@ -46,7 +46,7 @@ from pathlib import Path
 import numpy as np
 
 from minigrad.backend import asnumpy, to_device
-from minigrad.checkpoint import CheckpointError, load_checkpoint, load_parameters, model_tensors
+from minigrad.checkpoint import CheckpointError, load_checkpoint, load_parameters, model_tensors, require_constants
 from minigrad.data import DataError, data_folder
 from minigrad.data.files import read_unpacked
 from minigrad.data.imdb import read_imdb
@@ -207,6 +207,7 @@ def load_model(path, device):
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"checkpoint {path}: not one of tasks/imdb.py, or damaged ({what})") from error
     load_parameters(model.named_parameters(), model_tensors(tensors), path)
+    require_constants(model, meta, path)
     return model.to_device(device), to_ids, longest
 
 
