@@ -30,6 +30,7 @@ from tasks.common import (  # first: it sets the number of BLAS threads
     say,
     settings_of,
     steps_of,
+    tell,
     train_in_turn,
     whole,
 )
@@ -211,7 +212,7 @@ def report(name, trainer, baseline, reason, out):
               "baseline": baseline, "beats_baseline_at": step, "beats_baseline_confirmed": confirmed,
               "seconds": round(trainer.seconds, 1)}
     write_atomically(out / "result.json", f"{json.dumps(result, indent=1)}\n".encode())
-    print(f"{name}: test MSE {points[-1][1]:.4g} at step {points[-1][0]}; {verdict}; {trainer.seconds:.0f} s"
+    tell(f"{name}: test MSE {points[-1][1]:.4g} at step {points[-1][0]}; {verdict}; {trainer.seconds:.0f} s"
           + (f"; stopped: {reason}" if reason else ""))
 
 

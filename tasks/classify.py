@@ -13,6 +13,7 @@ from tasks.common import (  # first: it sets the number of BLAS threads
     names_to_compare,
     number,
     require_none,
+    tell,
     train_in_turn,
     whole,
 )
@@ -191,8 +192,8 @@ def train_one(task, name, settings, out, steps):
     if not settings["quiet"]:
         about = duration(seconds_for(task, name, settings, steps, trainer.step))
         count = sum(parameter.value.size for parameter in model.parameters())
-        print(f"{label(name, settings['window'])}: {count:,} parameters, {steps:,} steps, "
-              f"{steps / task.batches.per_epoch:.3g} epochs; about {about} on this machine", flush=True)
+        tell(f"{label(name, settings['window'])}: {count:,} parameters, {steps:,} steps, "
+              f"{steps / task.batches.per_epoch:.3g} epochs; about {about} on this machine")
     try:
         trainer.train(steps)
     finally:
@@ -261,9 +262,9 @@ def report(task, name, settings, trainer, out):
               "parameters": sum(p.value.size for p in trainer.model.parameters()), "data": task.record,
               "seconds": round(trainer.seconds, 1)}
     write_atomically(out / "result.json", f"{json.dumps(result, indent=1)}\n".encode())
-    print(f"{label(name, settings['window'])}: {task.metric.replace('_', ' ')} {value:.2%} after "
+    tell(f"{label(name, settings['window'])}: {task.metric.replace('_', ' ')} {value:.2%} after "
           f"{trainer.step / per_epoch:.3g} epochs ({trainer.step:,} iterations); best {trainer.best['value']:.2%} at "
-          f"{trainer.best['step']:,}; {duration(trainer.seconds)}", flush=True)
+          f"{trainer.best['step']:,}; {duration(trainer.seconds)}")
 
 
 def curve(task, log):
@@ -291,7 +292,7 @@ def compare(task, names, settings, out, steps):
     """Train the models one after another on the same batches, each in its own folder, then draw them together."""
     if not settings["quiet"] and not settings["resume"]:
         total = sum(seconds_for(task, name, settings, steps) for name in names)
-        print(f"all {len(names)} models: about {duration(total)} on this machine", flush=True)
+        tell(f"all {len(names)} models: about {duration(total)} on this machine")
     logs, stopped = train_in_turn(names, settings, out,
                                   lambda name, folder: train_one(task, name, settings, folder, steps))
     draw(task, {label(name, settings["window"]): curve(task, log) for name, log in logs.items()}, out)

@@ -14,6 +14,7 @@ set_blas_threads(asked_for(sys.argv))
 
 import argparse  # noqa: E402
 import math  # noqa: E402
+import os  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from minigrad import optim, schedules  # noqa: E402
@@ -104,6 +105,8 @@ def settings_of(parser, argv, defaults):
     given = _given(parser, argv)
     if "resume" not in given:
         return {**SHARED_DEFAULTS, **defaults(given), **given}
+    if not given["resume"]:
+        raise UsageError("--resume is empty; expected the folder of a run")
     saved = _saved_settings(parser, given["resume"], {**SHARED_DEFAULTS, **defaults(given)})
     for key, value in given.items():
         if key not in FREE_SETTINGS and saved.get(key) != value:
@@ -128,7 +131,7 @@ def _saved_settings(parser, folder, expected):
     problem = None
     missing = [key for key in expected if key not in saved]
     if missing:
-        problem = f"{missing[0]} is missing"
+        problem = f"{missing[0]} is missing, or it is a run of another task"
     else:
         argv = [f"--{key.replace('_', '-')}" if value is True else f"--{key.replace('_', '-')}={value}"
                 for key, value in saved.items() if value is not None and value is not False]
@@ -242,7 +245,15 @@ def go_on(trainer, settings, name, steps):
 def say(settings, text):
     """Print a line unless --quiet."""
     if not settings["quiet"]:
+        tell(text)
+
+
+def tell(text):
+    """Print a line; where nobody reads any more (`| head -1`) the run goes on without a word."""
+    try:
         print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 

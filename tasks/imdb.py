@@ -40,8 +40,10 @@ from tasks.common import (  # first: it sets the number of BLAS threads
 
 # isort: split
 import hashlib
+import os
 import sys
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 
@@ -94,6 +96,8 @@ def parse(argv):
     settings = settings_of(parser, argv, lambda given: classify.default_lr(
         given, {**DEFAULTS, **(PAPER if "paper" in given else {})}))
     _require_fitting(given, settings)
+    if "predict" in given and "max_length" not in given:
+        settings["max_length"] = None               # the checkpoint's
     return settings
 
 
@@ -179,7 +183,7 @@ def train(settings, names, train, test, words, out, steps, batches):
         build=lambda name: build(settings, name), batches=batches, metric="test_error", figure="figure6.png",
         part=for_evaluation(random_part(test, settings["eval_size"], 0), settings),
         every=for_evaluation(test, settings), title=title(settings, record), record=record,
-        config={"dictionary": record["words"], "words": words})
+        config={"dictionary": record["words"], "reviews": crc32(train.tokens), "words": words})
     if settings["compare"] is None:
         classify.train_one(task, names[0], settings, out, steps)
     else:
@@ -214,10 +218,12 @@ def load_model(path, device):
 def read_texts(given):
     """[str]: the text itself, or the lines of a file where there is one of that name. Raises DataError, one line."""
     try:
-        is_file = Path(given).is_file()
+        exists = given.strip() and Path(given).exists()
     except (OSError, ValueError):                   # a text is not always a possible file name
-        is_file = False
-    if not is_file:
+        exists = False
+    if not exists:
+        if not any(map(str.isspace, given.strip())) and (os.sep in given or Path(given).suffix[1:].isalnum()):
+            raise DataError(f"{given}: there is no such file")       # one word that looks like a path
         return [given]
     lines = read_unpacked(given).removesuffix(b"\n").split(b"\n")
     texts = []
@@ -233,7 +239,7 @@ def predict(settings):
     """--predict: print the sentiment of each text with its probability."""
     texts, device = read_texts(settings["predict"]), device_of(settings)
     model, to_ids, longest = load_model(settings["checkpoint"], device)
-    longest = settings["max_length"] or longest or None
+    longest = (longest if settings["max_length"] is None else settings["max_length"]) or None
     rows = []
     for n, text in enumerate(texts, 1):
         try:
