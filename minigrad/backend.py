@@ -187,7 +187,23 @@ def step_generator(seed, step, device="cpu"):
     sequence = np.random.SeedSequence(seed, spawn_key=(step,))
     if resolve_device(device) == "cpu":
         return np.random.default_rng(sequence)
-    return module_of_device(device).random.default_rng(int(sequence.generate_state(1, np.uint64)[0]))
+    return DeviceGenerator(int(sequence.generate_state(1, np.uint64)[0]))
+
+
+class DeviceGenerator:
+    """Random numbers that are drawn on a GPU; CuPy's generator is made at the first draw, as most steps have none.
+
+    Of CuPy's bit generators Philox has the cheapest start: no state is to be spun forward for each of its threads.
+    """
+
+    def __init__(self, seed):
+        self.seed, self._generator = seed, None
+
+    def random(self, shape, dtype):
+        if self._generator is None:
+            draws = module_of_device("gpu").random
+            self._generator = draws.Generator(draws.Philox4x3210(self.seed))
+        return self._generator.random(shape, dtype=dtype)
 
 
 def uniform_like(rng, x):

@@ -7,6 +7,7 @@ is whole.
 import json
 import os
 from pathlib import Path
+from zlib import crc32
 
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -61,6 +62,20 @@ def model_tensors(tensors):
     """{name: array} of a training checkpoint without what only the trainer needs."""
     return {name: array for name, array in tensors.items()
             if not name.startswith(("optimizer.", "trainer.", "carried."))}
+
+
+def constants_of(layer):
+    """{dotted name: CRC-32} of a layer's arrays that are not learned: a checkpoint tells by it if they are the same."""
+    return {name: crc32(asnumpy(array).tobytes()) for name, array in layer.named_constants()}
+
+
+def require_constants(layer, meta, path):
+    """Raise CheckpointError unless the layer has the constants of the model that was saved, which its seed decides."""
+    ours, saved = constants_of(layer), meta.get("constants", {})
+    for name in sorted(set(ours) & set(saved)):
+        if ours[name] != saved[name]:
+            raise CheckpointError(f"checkpoint {path}: {name} is not this model's, which was made from another seed or "
+                                  "by another version of NumPy")
 
 
 def load_parameters(named_parameters, tensors, path="checkpoint"):

@@ -75,8 +75,8 @@ GATE_BLOCKS = {
 
 
 def gate_blocks(init, rng, d, h, dtype=None, count=4):
-    """W (d, 4h) and U (h, 4h) of a gated recurrence, each gate block drawn alone; `init` is a key of GATE_BLOCKS.
-    `count` is the number of blocks: 1 for a recurrence without gates.
+    """W (d, count h) and U (h, count h) of a recurrence, each gate block drawn alone; `init` is a key of GATE_BLOCKS.
+    `count` is the number of blocks: 4 for an LSTM's gates, 1 for a recurrence without gates.
 
     Raises ValueError for an unknown name.
     """

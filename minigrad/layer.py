@@ -16,7 +16,12 @@ from minigrad.parameter import Parameter
 
 
 class Layer:
-    """Base of all layers. A subclass sets its Parameters and layers as attributes and writes forward and backward."""
+    """Base of all layers. A subclass sets its Parameters and layers as attributes and writes forward and backward.
+
+    constants   the names of its arrays that are not learned: they go where the Parameters go
+    """
+
+    constants = ()
 
     def forward(self, x, mask=None, rng=None):
         """Return (y, cache)."""
@@ -47,6 +52,12 @@ class Layer:
         for parameter in self.parameters():
             parameter.zero_grad()
 
+    def named_constants(self):
+        """Yield (dotted name, array) of the `constants` of this layer and of those in it: what is not learned."""
+        for prefix, layer in _layers(self):
+            for name in layer.constants:
+                yield prefix + name, getattr(layer, name)
+
     def validate(self):
         """Raise ArithmeticError where the parameters have reached values at which the formula is undefined.
 
@@ -58,9 +69,12 @@ class Layer:
                 child.validate()
 
     def to_device(self, device):
-        """Move every Parameter to 'cpu' or 'gpu', keeping the Parameter objects; returns the layer."""
+        """Move all Parameters and `constants` to 'cpu' or 'gpu', keeping the Parameter objects; returns the layer."""
         for parameter in self.parameters():
             parameter.value, parameter.grad = to_device((parameter.value, parameter.grad), device)
+        for _, layer in _layers(self):
+            for name in layer.constants:
+                setattr(layer, name, to_device(getattr(layer, name), device))
         return self
 
     def astype(self, dtype):
@@ -91,6 +105,14 @@ def _walk(items):
         elif isinstance(value, list | tuple):
             for inner, child in _walk(dict(enumerate(value))):
                 yield f"{name}.{inner}", child
+
+
+def _layers(layer, prefix=""):
+    """(dotted prefix, layer) of the layer and of all layers in it; a shared one comes once for each of its places."""
+    yield prefix, layer
+    for name, child in layer.children():
+        if isinstance(child, Layer):
+            yield from _layers(child, f"{prefix}{name}.")
 
 
 def _named_parameters(layer, prefix, seen):

@@ -146,10 +146,12 @@ class Adadelta(Optimizer):
 class RMSprop(Optimizer):
     """Tieleman and Hinton 2012; centred as in Graves 2013. eps is outside the root, or with `eps_inside` in it:
 
-        E[g^2] <- rho E[g^2] + (1-rho) g^2          r = sqrt(E[g^2]) + eps
-        E[g]   <- rho E[g] + (1-rho) g              r = sqrt(E[g^2] - E[g]^2) + eps   (centred)
-        v      <- momentum v + g / r                r = sqrt(E[g^2] - E[g]^2 + eps)   (centred, eps_inside: Graves 2013)
+        E[g^2] <- rho E[g^2] + (1-rho) g^2          n = E[g^2]
+        E[g]   <- rho E[g] + (1-rho) g              n = E[g^2] - E[g]^2     (centred)
+        v      <- momentum v + g / r                r = sqrt(n) + eps       or sqrt(n + eps)   (eps_inside)
         theta  <- theta - lr v
+
+    Graves 2013 is centred with eps_inside; so is the deeplearning.net tutorial's (rho 0.95, momentum 0.9, eps 1e-4).
     """
 
     slots = ("E_g2", "E_g", "v")

@@ -13,9 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from minigrad.backend import array_module, on_host, step_generator, to_device
+from minigrad.backend import array_module, asnumpy, on_host, step_generator, to_device
 from minigrad.check import check_count, check_number
-from minigrad.checkpoint import CheckpointError, fill_exactly, load_checkpoint, save_checkpoint
+from minigrad.checkpoint import (
+    CheckpointError,
+    constants_of,
+    fill_exactly,
+    load_checkpoint,
+    require_constants,
+    save_checkpoint,
+)
 from minigrad.optim import clip_grad_norm, clip_grad_value, grad_norm, shrink_gradients
 from minigrad.progress import Progress
 from minigrad.runlog import RunLog
@@ -78,7 +85,7 @@ class Trainer:
         self.log_every, self.eval_every, self.schedule = log_every, eval_every, schedule
         self.largest, self.eval_epochs, self.shown = largest, eval_epochs, shown or (best,)
         self.log = RunLog(self.out / "log.csv")
-        self.named = dict(model.named_parameters())
+        self.named, self.constants = dict(model.named_parameters()), constants_of(model)
         self.step, self.seconds = 0, 0.0
         self.best = {"value": None, "step": None}
         first = next(iter(self.named.values())).value
@@ -198,7 +205,7 @@ class Trainer:
         if not evaluates and self.step % self.log_every:
             progress.update(self.step)
             return False
-        total, count, norm = (float(value) for value in self.tally)
+        total, count, norm = asnumpy(self.tally).tolist()
         self.tally[...] = 0
         with self._naming_the_step(self.step):
             self.model.validate()
@@ -240,7 +247,7 @@ class Trainer:
         logged = self.log.rows[-1]["step"] if self.log.rows else None
         meta = {"step": self.step, "logged": logged, "seconds": self.seconds, "best": self.best, "config": self.config,
                 "optimizer": {"name": type(self.optimizer).__name__, "steps": self.optimizer.steps},
-                "random_numbers": {"seed": self.seed, "step": self.step},
+                "constants": self.constants, "random_numbers": {"seed": self.seed, "step": self.step},
                 "data_order": {"seed": getattr(self.batches, "seed", None), "epoch": epoch, "batch": batch}}
         return self._tensors(), meta
 
@@ -288,6 +295,7 @@ class Trainer:
         for key in sorted(set(meta["config"]) | set(self.config)):
             if key not in FREE_SETTINGS:
                 self._require_same(key, meta["config"].get(key), self.config.get(key), path)
+        require_constants(self.model, meta, path)
         for key in ("random_numbers", "data_order"):
             self._require_same(f"{key}' seed", meta[key]["seed"], ours[key]["seed"], path)
         step, taken = meta["step"], meta["optimizer"]["steps"]

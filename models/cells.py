@@ -4,7 +4,8 @@ from minigrad import layers
 from minigrad.check import check_choice
 from minigrad.initializers import generator
 
-# The plain network, its two ways to RRA (the paper's equations 4 and 5), RRA; then what it is compared with.
+# RRA and the LSTM; the plain network and its two steps towards RRA (the paper's equations 3 to 5); what else is in the
+# paper's Table 1; SRU.
 CELLS = ("rra", "lstm", "rnn", "rnn-residual", "rnn-attention", "irnn", "urnn", "rwa", "sru")
 BOTH_WAYS = tuple(f"bi{name}" for name in CELLS)
 LABELS = {"rra": "RRA", "lstm": "LSTM", "rnn": "RNN", "rnn-residual": "residual RNN", "rnn-attention": "attention RNN",

@@ -6,7 +6,7 @@ from minigrad.backend import array_module
 from minigrad.check import check_choice, check_mask
 from minigrad.initializers import generator
 from minigrad.layer import Layer
-from minigrad.layers import Bidirectional, Dropout, Embedding, Linear
+from minigrad.layers import Dropout, Embedding, Linear
 
 READOUTS = ("mean", "last")
 
@@ -80,22 +80,17 @@ class SequenceClassifier(Layer):
     reads     "last": the output at the last real step (of a Bidirectional's backward layer that at the first one);
               "mean": the masked mean over time (the deeplearning.net tutorial's, which RRA's IMDB settings follow)
     dropout   of s, in training
-    from_left   columns whose layer reads from the left: by default all, behind a Bidirectional half of them
 
     forward(x (B, L, d), mask=None, rng=None) -> (logits (B, classes), cache); backward(dlogits, cache) -> dx (B, L, d).
     A sample with no real step gets s = 0. Raises ValueError for an empty sequence and as the cell does, TypeError for a
     cell that is not recurrent.
     """
 
-    def __init__(self, cell, width, classes, reads="last", dropout=0.0, *, from_left=None, rng=None,
-                 dtype=None):
+    def __init__(self, cell, width, classes, reads="last", dropout=0.0, *, rng=None, dtype=None):
         if not getattr(cell, "recurrent", False):
             raise TypeError(f"SequenceClassifier: cell is a {type(cell).__name__}; expected a recurrent layer")
         check_choice("SequenceClassifier", "reads", reads, READOUTS)
         self.cell, self.reads = cell, reads
-        if from_left is None:
-            from_left = width // 2 if isinstance(cell, Bidirectional) else width
-        self.from_left = from_left
         self.drop = Dropout(dropout)
         self.readout = Linear(width, classes, rng=rng, dtype=dtype)
 
@@ -110,7 +105,8 @@ class SequenceClassifier(Layer):
         if self.reads == "mean":
             s, reading_cache = masked_mean.forward(hs, mask)                 # (B, h)
         else:
-            s, reading_cache = ends_of.forward(hs, mask, self.from_left)
+            from_left, _ = self.cell.columns()
+            s, reading_cache = ends_of.forward(hs, mask, from_left)
         s, drop_cache = self.drop.forward(s, rng=rng)
         logits, readout_cache = self.readout.forward(s)
         return logits, _Cache(cell_cache, reading_cache, drop_cache, readout_cache)

@@ -174,9 +174,10 @@ class Decoder(Layer):
     transform         Linear(d, d);  transform_norm: LayerNorm(d)
     b_v (vocab,)      zero; `begin_with` gives it the words' frequencies
 
-    forward(ids (B, T), s (B, d), predicted=None, rng=None) -> logits (B, T, vocab), cache; with predicted (B, T), True
-    where a next word is predicted, (N, vocab) of these N places alone, row by row. Position t sees the ids 0 ... t, so
-    that padding to the right needs no mask.
+    forward(ids (B, T), s (B, d), predicted=None, rng=None, places=None) -> logits (B, T, vocab), cache; with predicted
+    (B, T), True where a next word is predicted, (N, vocab) of these N places alone, row by row. Position t sees the ids
+    0 ... t, so that padding to the right needs no mask. `places` (N,) are the N places' indices among the B T, for a
+    caller who has them: finding them on a GPU waits.
     backward(dlogits, cache) -> ds.
     """
 
@@ -188,8 +189,8 @@ class Decoder(Layer):
         self.b_v = Parameter(zeros((vocab,), dtype), "b_v")
         self.gelu = gelu_tanh if activation == "gelu_tanh" else gelu
 
-    def forward(self, ids, s, predicted=None, rng=None):
-        xp = array_module(ids=ids, s=s, predicted=predicted)
+    def forward(self, ids, s, predicted=None, rng=None, places=None):
+        xp = array_module(ids=ids, s=s, predicted=predicted, places=places)
         check_ids("Decoder", "ids", ids, predicted, "predicted")
         check_rank_and_width("Decoder", "s", s, 2, self.words.embedding.W.value.shape[1])
         x, words_cache = self.words.forward(ids, None, rng)
@@ -201,7 +202,8 @@ class Decoder(Layer):
             caches.append(cache)
         if not self.words.norm_first:
             x, norm_cache = self.words.norm.forward(x)
-        places = xp.arange(ids.size) if predicted is None else xp.flatnonzero(predicted)
+        if places is None:
+            places = xp.arange(ids.size) if predicted is None else xp.flatnonzero(predicted)
         logits, head_cache = self._head(x.reshape(-1, x.shape[-1])[places])
         if predicted is None:
             logits = logits.reshape(*ids.shape, logits.shape[1])
@@ -277,6 +279,7 @@ class TSDAE(Layer):
     forward(noisy (B, L), clean (B, T), noisy_mask=None, clean_mask=None, rng=None) -> logits (N, vocab), cache: of the
     N real words behind a clean sentence's first, row by row; `targets(clean, clean_mask)` are their ids (N,). (Without
     clean_mask: (B, T-1, vocab) and (B, T-1).) Both begin with [CLS] and end with [SEP]; masks are True where real.
+    Both take `places` too, (N,) from `predicted_places(clean_mask)`: on a GPU finding them waits, on the host not.
     backward(dlogits, cache) -> None.
     Raises ValueError and TypeError as its parts do.
     """
@@ -302,8 +305,8 @@ class TSDAE(Layer):
             d, heads, d_hidden, norm, activation, dropout=dropout, attention_dropout=attention_dropout,
             shared=shared if tie else None, **common) for shared in self.encoder.layers], activation, **common)
 
-    def forward(self, noisy, clean, noisy_mask=None, clean_mask=None, rng=None):
-        xp = array_module(noisy=noisy, clean=clean, noisy_mask=noisy_mask, clean_mask=clean_mask)
+    def forward(self, noisy, clean, noisy_mask=None, clean_mask=None, rng=None, places=None):
+        xp = array_module(noisy=noisy, clean=clean, noisy_mask=noisy_mask, clean_mask=clean_mask, places=places)
         check_ids("TSDAE", "noisy", noisy, noisy_mask, "noisy_mask")
         check_ids("TSDAE", "clean", clean, clean_mask, "clean_mask")
         if len(noisy) != len(clean) or clean.shape[1] < 2:
@@ -312,7 +315,7 @@ class TSDAE(Layer):
         s, encoder_cache = self.encoder.forward(noisy, noisy_mask, rng)
         ids = clean if clean_mask is None else xp.where(clean_mask, clean, PAD)
         predicted = None if clean_mask is None else clean_mask[:, 1:]
-        logits, decoder_cache = self.decoder.forward(ids[:, :-1], s, predicted, rng)
+        logits, decoder_cache = self.decoder.forward(ids[:, :-1], s, predicted, rng, places)
         return logits, (encoder_cache, decoder_cache)
 
     def backward(self, dlogits, cache):
@@ -320,9 +323,16 @@ class TSDAE(Layer):
         self.encoder.backward(self.decoder.backward(dlogits, decoder_cache), encoder_cache)
 
     @staticmethod
-    def targets(clean, clean_mask=None):
+    def predicted_places(clean_mask):
+        """(N,): among the B (T-1) places behind the first, the indices of those with a real word."""
+        return array_module(clean_mask).flatnonzero(clean_mask[:, 1:])
+
+    @staticmethod
+    def targets(clean, clean_mask=None, places=None):
         """The ids that forward's logits are of: each real one but the first of its sentence."""
         following = clean[:, 1:]
+        if places is not None:
+            return following.reshape(-1)[places]
         return following if clean_mask is None else following[clean_mask[:, 1:]]
 
     def unused_parameters(self):
@@ -386,7 +396,8 @@ class TSDAE(Layer):
         self._require_vocabulary()
         W = self.decoder.words.embedding.W.value
         xp, most = array_module(W), self.settings["length"] - 1 if words is None else words
-        s = to_device(np.asarray(vectors, asnumpy(W[:1]).dtype), "cpu" if on_host(W) else "gpu")
+        vectors = vectors if hasattr(vectors, "dtype") else np.asarray(vectors)
+        s = to_device(vectors, "cpu" if on_host(W) else "gpu").astype(W.dtype, copy=False)
         ids = xp.full((len(s), 1), CLS)
         for _ in range(most):
             last = xp.zeros(ids.shape, bool)

@@ -25,10 +25,13 @@ from tasks.common import (  # first: it sets the number of BLAS threads
     names_to_compare,
     number,
     parser_for,
+    require_none,
     run,
     say,
     settings_of,
     steps_of,
+    tell,
+    train_in_turn,
     whole,
 )
 
@@ -50,7 +53,7 @@ from models.cells import CELLS, build_cell
 from models.cells import label as label_of
 from models.regressor import SequenceRegressor
 from tasks.figures import draw_attention_weights, draw_curves
-from tasks.run_folder import UsageError, open_run_folder, write_config
+from tasks.run_folder import UsageError, open_run_folder
 
 DEFAULTS = {
     "length": 100, "window": 10, "offset": 2, "normalize": "sum", "hidden": 128, "layers": 1, "forget_bias": 1.0,
@@ -75,9 +78,9 @@ def parse(argv):
     own.add_argument("--normalize", choices=["sum", "softmax"], help="RRA: of the attention weights (default sum)")
     own.add_argument("--hidden", type=whole(1), help="units (default 128)")
     own.add_argument("--layers", type=whole(1), help="recurrent layers (default 1)")
-    own.add_argument("--forget-bias", type=number(), help="first value (default 1; --paper: 0)")
+    own.add_argument("--forget-bias", type=number(), help="rra, lstm: first value (default 1; --paper: 0)")
     own.add_argument("--eps", type=number(0, open_low=True), help="the optimizer's eps (default: its own)")
-    own.add_argument("--init", choices=list(GATE_BLOCKS), help="how W and U start (default orthogonal)")
+    own.add_argument("--init", choices=list(GATE_BLOCKS), help="rra, lstm: how W and U start (default orthogonal)")
     own.add_argument("--model", choices=CELLS, metavar="NAME", help=f"{', '.join(CELLS)} (default rra)")
     own.add_argument("--compare", metavar="A,B", help="train several models on the same data: rra,lstm")
     own.add_argument("--paper", action="store_true", default=None, help="the paper's setting; 8,000 iterations")
@@ -99,7 +102,7 @@ def names_of(settings):
 
 
 def build(settings, name):
-    """The model `name`; W, U, b and the readout start the same for all."""
+    """The model `name`; W, U and b start the same for rra and lstm, the readout for all of one width."""
     own = {key: settings[key] for key in ("window", "offset", "normalize", "forget_bias", "init", "dtype")}
     rng, layers, width = np.random.default_rng([settings["seed"], 1]), [], 2
     for _ in range(settings["layers"]):
@@ -209,7 +212,7 @@ def report(name, trainer, baseline, reason, out):
               "baseline": baseline, "beats_baseline_at": step, "beats_baseline_confirmed": confirmed,
               "seconds": round(trainer.seconds, 1)}
     write_atomically(out / "result.json", f"{json.dumps(result, indent=1)}\n".encode())
-    print(f"{name}: test MSE {points[-1][1]:.4g} at step {points[-1][0]}; {verdict}; {trainer.seconds:.0f} s"
+    tell(f"{name}: test MSE {points[-1][1]:.4g} at step {points[-1][0]}; {verdict}; {trainer.seconds:.0f} s"
           + (f"; stopped: {reason}" if reason else ""))
 
 
@@ -255,16 +258,13 @@ def main(argv):
 
 def compare(settings, data, out, steps):
     """Train the models one after another, each in its own folder, then draw them together (Figure 4)."""
-    series = {}
-    for name in names_of(settings):
-        folder = out / name
-        folder.mkdir(exist_ok=True)
-        if not (folder / "config.json").exists():
-            write_config(folder, {**settings, "model": name, "compare": None})
-        series[label(name, settings)] = mse_curve(train_one(name, settings, data, folder, steps))
+    logs, stopped = train_in_turn(names_of(settings), settings, out,
+                                  lambda name, folder: train_one(name, settings, data, folder, steps))
     baseline = always_one(data[1])
-    draw_curves(out / "figure4.png", series, title=title(settings), x_label="iteration", y_label="test MSE",
+    draw_curves(out / "figure4.png", {label(name, settings): mse_curve(log) for name, log in logs.items()},
+                title=title(settings), x_label="iteration", y_label="test MSE",
                 horizontal=(baseline, f"always 1: {baseline:.3f}"))
+    require_none(stopped)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,26 @@
-"""How fast the recurrent layers and TSDAE are: minigrad beside PyTorch and JAX, and beside the matrix products alone.
+"""How fast the recurrent layers and the models are: minigrad beside PyTorch and JAX, and beside the products alone.
 
     python tasks/bench.py                        the tables of the README, some minutes on 2 cores
     python tasks/bench.py --json bench.json --out bench.png
     python tasks/bench.py --quick                small sizes, some seconds: does everything run and agree?
-    python tasks/bench.py --only srupp           one of rra, lstm, srupp, tsdae, with all that is measured of it
+    python tasks/bench.py --only srupp           some of rra, lstm, rnns, srupp, tsdae, imdb
     python tasks/bench.py --rows-only            the layers beside their peers, without the tables of cost
     python tasks/bench.py -S 400 --hidden 256    another size (targets are judged at the default size only)
 
 Forward + backward in float32, with the gradients of x and of all parameters, all sides in this one process: RRALSTM
-against the same equations in PyTorch eager and in jax.jit(lax.scan), LSTM against torch.nn.LSTM, SRUpp against the same
-equations in PyTorch eager and the official module (pip install sru==3.0.0.dev6; it compiles C++ when it is imported).
-Of TSDAE a whole training step (forward, backward, AdamW), and the embeddings of sentences of ids, against the same in
-PyTorch eager. A peer that is not installed is left out, with a line that says so. Before anything is timed, every peer
-must give minigrad's outputs and gradients (RRALSTM and LSTM: over the first 100 steps; a step of TSDAE: also how far
-every parameter moves); one that does not gets no figure, and the exit status is 1.
+against the same equations in PyTorch eager and in jax.jit(lax.scan), LSTM against torch.nn.LSTM; IRNN, RWA and URNN
+("rnns") against their equations in PyTorch eager, IRNN against torch.nn.RNN as well; SRUpp against its equations in
+PyTorch eager and the official module (pip install sru==3.0.0.dev6; it compiles C++ when it is imported). Of TSDAE a
+whole training step (forward, backward, AdamW), and the embeddings of sentences of ids; of IMDB a whole training step of
+the classifier with RRALSTM (ids, mask, forward, backward, Adadelta), and its RRALSTM alone ("IMDB RRALSTM"): against
+the same in PyTorch eager. A peer that is not installed is left out, with a line that says so. Before anything is timed,
+every peer must give minigrad's outputs and gradients, learned first states among them (over the first 100 steps of
+RRALSTM, LSTM, IRNN and RWA, 25 of URNN; a training step: also how far every parameter moves); one that does not gets no
+figure, and the exit status is 1.
 
 Each side runs in alternating blocks with a pause before, at 1 and at 2 BLAS threads, and counts with its minimum over
 at least 15 calls; a ratio is judged "unsteady" when the median of either side exceeds twice its minimum: measure
-again on a quieter machine. The floor is the layer's matrix products alone.
+again on a quieter machine. The floor is the layer's matrix products alone, of URNN with its Fourier transforms.
 
 Expect: the table, the floor's parts, bytes a step and unit, cost over S, B and K and, for SRU and SRU++, over L; what a
 byte costs an SRU++ model at the beginning and at the end of a text; with --json all of it as one file.
@@ -42,9 +45,12 @@ import numpy as np  # noqa: E402, F401 - before tasks.common
 from minigrad.backend import resolve_device  # noqa: E402
 from minigrad.checkpoint import write_atomically  # noqa: E402
 from tasks import (  # noqa: E402
+    bench_imdb,
     bench_measure,
     bench_peers,
     bench_report,
+    bench_rnns,
+    bench_rnns_peers,
     bench_srupp,
     bench_srupp_peers,
     bench_tsdae,
@@ -52,30 +58,38 @@ from tasks import (  # noqa: E402
 from tasks.common import OneLineParser, run, whole  # noqa: E402
 from tasks.run_folder import UsageError, environment  # noqa: E402
 
-PARTS = ("rra", "lstm", "srupp", "tsdae")
+PARTS = ("rra", "lstm", "rnns", "srupp", "tsdae", "imdb")
 FULL = {"only": PARTS, "repeats": 15, "pause": 0.25, "cost_repeats": 5,
         "batch_size": 50, "length": 100, "hidden": 128, "window": 10, "srupp_size": (128, 8, 256, 64),
         "over_S": [100, 200, 400, 800, 1600, 3200], "over_B": [10, 20, 40, 80, 160], "over_K": [5, 10, 20, 40, 80],
         "over_L": [128, 256, 512, 1024, 2048, 4096], "over_L_batch": 2, "srupp_window": 128,
         "step_bytes": 1000, "step_repeats": 5, "step_layers": 4, "step_window": 64,
-        "tsdae_size": (64, 24, 128, 4, 2, 8000), "tsdae_encoded": 512}       # B, L, d, heads, layers, vocabulary
+        "tsdae_size": (64, 24, 128, 4, 2, 8000), "tsdae_encoded": 512,        # B, L, d, heads, layers, vocabulary
+        "imdb_size": (16, 256, 128, 5, 10_002)}                              # B, L, d = h, K, vocabulary
 QUICK = {"only": PARTS, "repeats": 3, "pause": 0.01, "cost_repeats": 3,
          "batch_size": 4, "length": 12, "hidden": 16, "window": 3, "srupp_size": (12, 2, 16, 4),
          "over_S": [10, 20, 40], "over_B": [2, 4, 8], "over_K": [2, 4, 8],
          "over_L": [8, 16, 32, 160], "over_L_batch": 2, "srupp_window": 8,
          "step_bytes": 60, "step_repeats": 2, "step_layers": 2, "step_window": 8,
-         "tsdae_size": (4, 10, 16, 2, 2, 40), "tsdae_encoded": 20}
+         "tsdae_size": (4, 10, 16, 2, 2, 40), "tsdae_encoded": 20, "imdb_size": (4, 12, 16, 3, 40)}
 D = 2                                                # width of x, as in the adding problem
-CHECKED = {"adding": 100, "srupp": 512}              # steps over which the peers are compared with minigrad, at most
+CHECKED = {"adding": 100, "IRNN": 100, "RWA": 100, "URNN": 25, "srupp": 512}          # steps compared, at most
 LONG_BATCH = 16                                      # of the table over S, at most
-PEERS = [*bench_peers.PEERS, *bench_srupp_peers.PEERS]
+PEERS = [*bench_peers.PEERS, *bench_rnns_peers.PEERS, *bench_srupp_peers.PEERS]
 TARGETS = {                                          # (layer, side): ratio of minigrad to it at most, and the aim
     ("RRALSTM", "PyTorch eager"): (0.55, 0.42), ("RRALSTM", "jax.jit(lax.scan)"): (0.35, None),
     ("RRALSTM", "floor"): (2.0, None), ("LSTM", "torch.nn.LSTM"): (1.3, 1.1), ("LSTM", "floor"): (1.7, None),
+    ("IRNN", "PyTorch eager"): (0.4, None), ("IRNN", "torch.nn.RNN"): (None, None), ("IRNN", "floor"): (None, None),
+    ("RWA", "PyTorch eager"): (0.4, None), ("RWA", "floor"): (None, None),
+    ("URNN", "PyTorch eager"): (1.0, None), ("URNN", "floor"): (None, None),
     ("SRUpp", "PyTorch eager"): (0.55, 0.45), ("SRUpp", "official module"): (0.4, None),
     ("SRUpp", "floor"): (None, None), ("TSDAE step", "PyTorch eager"): (1.2, 0.8),
-    ("TSDAE step", "floor"): (None, None), ("TSDAE encode", "PyTorch eager"): (1.0, None)}
+    ("TSDAE step", "floor"): (None, None), ("TSDAE encode", "PyTorch eager"): (1.0, None),
+    ("IMDB step", "PyTorch eager"): (0.5, None), ("IMDB step", "floor"): (None, None),
+    ("IMDB RRALSTM", "PyTorch eager"): (0.5, None), ("IMDB RRALSTM", "floor"): (None, None)}
 TARGET_SIZE = {"adding": ("batch_size", "length", "hidden", "window"), "srupp": ("srupp_size",),
+               **dict.fromkeys(bench_rnns.NAMES, ("batch_size", "length", "hidden")),
+               **dict.fromkeys((bench_imdb.STEP, bench_imdb.LAYER), ("imdb_size",)),
                "TSDAE step": ("tsdae_size",), "TSDAE encode": ("tsdae_size", "tsdae_encoded")}
 
 
@@ -86,9 +100,9 @@ def parse(argv):
     parser = OneLineParser(prog="python tasks/bench.py", description=__doc__, allow_abbrev=False,
                            formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "gpu", "auto"], default="cpu", help="default cpu")
-    parser.add_argument("--only", type=parts, metavar="NAMES", help="some of rra,lstm,srupp,tsdae (default: all)")
+    parser.add_argument("--only", type=parts, metavar="NAMES", help=f"some of {','.join(PARTS)} (default: all)")
     parser.add_argument("--rows-only", action="store_true", help="no tables of cost, nothing step by step")
-    adding = parser.add_argument_group("RRALSTM and LSTM")
+    adding = parser.add_argument_group("RRALSTM and LSTM, IRNN, RWA and URNN")
     adding.add_argument("--batch-size", type=whole(1), help="default 50")
     adding.add_argument("-S", "--length", type=whole(2), help="steps of a sequence (default 100)")
     adding.add_argument("--hidden", type=whole(1), help="units (default 128)")
@@ -128,12 +142,13 @@ def srupp_size(text):
 class Family(NamedTuple):
     """Layers that are measured at one size and have one floor."""
 
-    name: str               # adding or srupp
+    name: str               # adding, srupp, or that of its one layer
     size: str               # in words
     layers: list
     x: Any
     dy: Any
     products: dict          # of the floor: {name: function}
+    floor: str = bench_measure.PRODUCTS
 
 
 def families(settings):
@@ -146,6 +161,11 @@ def families(settings):
         asked_for.append(Family(
             "adding", f"B={B} S={S} d={D} h={h} K={K}", [bench_measure.make_layer(name, D, h, K) for name in recurrent],
             *bench_measure.upstream_and_input(B, S, D, h), bench_measure.floor_products(B, S, D, h)))
+    for name in bench_rnns.NAMES if "rnns" in settings["only"] else []:
+        asked_for.append(Family(
+            name, f"B={B} S={S} d={D} h={h}", [bench_rnns.make_layer(name, D, h)],
+            *bench_rnns.upstream_and_input(name, B, S, D, h), bench_rnns.floor_products(name, B, S, D, h),
+            bench_rnns.FLOORS.get(name, bench_measure.PRODUCTS)))
     if "srupp" in settings["only"]:
         asked_for.append(Family(
             "srupp", f"L={L} B={batch} d=h={d} d'={p}", [bench_srupp.make_srupp(d, p)],
@@ -160,8 +180,9 @@ def measure_all(settings):
               "differing": [], "table": [], "ways": [], "floor": {}, "memory": {}, "cost": [], "stepping": None}
     for family in families(settings):
         add_rows(report, family, settings, threads, limit)
-    if "tsdae" in settings["only"]:
-        add_tsdae(report, settings, threads, limit)
+    for part, module in (("tsdae", bench_tsdae), ("imdb", bench_imdb)):
+        if part in settings["only"]:
+            add_works(report, module, settings, threads, limit)
     report["notes"] = list(dict.fromkeys(report["notes"]))
     if settings["rows_only"]:
         return report
@@ -177,7 +198,8 @@ def add_rows(report, family, settings, threads, limit):
     """Measure a family beside its peers and put it into the report."""
     layers, x, dy = family.layers, family.x, family.dy
     for layer in layers:
-        report["memory"][type(layer).__name__] = bench_measure.bytes_per_step(layer, x, dy)
+        name = type(layer).__name__
+        report["memory"][name] = bench_measure.bytes_per_step(layer, x, dy, bench_rnns.COLUMNS.get(name, 1))
     sides = [bench_measure.our_side(layer, x, dy, threads, limit) for layer in layers]
     peers, notes = bench_peers.peers(PEERS, layers, x, dy, THREADS)
     peers, differing = agreeing(family, peers)
@@ -186,9 +208,9 @@ def add_rows(report, family, settings, threads, limit):
     add_measured(report, family, [type(layer).__name__ for layer in layers], sides + peers, settings, threads, limit)
 
 
-def add_tsdae(report, settings, threads, limit):
-    """Measure a training step of TSDAE and its encoding beside PyTorch's."""
-    works, notes = bench_tsdae.works(settings, threads, limit, THREADS)
+def add_works(report, module, settings, threads, limit):
+    """Measure a module's works (a training step, encoding ...) beside PyTorch's."""
+    works, notes = module.works(settings, threads, limit, THREADS)
     report["notes"] += notes
     for work in works:
         ours, = work.sides
@@ -208,6 +230,7 @@ def add_measured(report, measured, layers, sides, settings, threads, limit):
         report["floor"][measured.name] = {"ms": floor.ms, "parts": {name: timing._asdict()
                                                                     for name, timing in floor_parts.items()}}
     report["sizes"][measured.name] = {"size": measured.size, "layers": layers}
+    floor = floor and (measured.floor, floor)
     rows = table(layers, sides, timings, floor, differs_from_target_size(settings, measured.name))
     report["table"] += rows
     report["ways"] += [{"layer": side.layer, "side": side.name, "way": side.way, **timing._asdict()}
@@ -218,9 +241,9 @@ def add_measured(report, measured, layers, sides, settings, threads, limit):
 def agreeing(family, peers):
     """(the peers that give minigrad's outputs and gradients, a line for each that does not).
 
-    RRALSTM and LSTM are compared over the first 100 steps: RRALSTM at its first random weights is chaotic, and over
-    some hundred steps the float32 rounding of each side grows until they have little in common (so does each side's
-    distance to float64).
+    They are compared over the first steps (CHECKED): RRALSTM at its first random weights is chaotic, and over some
+    hundred steps the float32 rounding of each side grows until they have little in common (so does each side's distance
+    to float64); URNN's grows faster, where modReLU turns a z near zero.
     """
     checked, steps = peers, CHECKED[family.name]
     x, dy = family.x[:, :steps], family.dy[:, :steps]
@@ -252,7 +275,7 @@ def differs_from_target_size(settings, family):
 
 
 def table(layers, sides, timings, floor, not_judged):
-    """Rows: minigrad's layer, its peers each at its fastest way, a floor if any; ratios: minigrad's time to theirs."""
+    """Rows: minigrad's layer, its peers each at its fastest way, a floor (its name, timing) if any; with ratios."""
     rows = []
     for layer in layers:
         ways = [(side, timing) for side, timing in zip(sides, timings) if side.layer == layer]
@@ -262,7 +285,7 @@ def table(layers, sides, timings, floor, not_judged):
             if side.name not in best or timing.ms < best[side.name][1].ms:
                 best[side.name] = side.way, timing
         if floor:
-            best["floor"] = "matrix products alone", floor
+            best["floor"] = floor
         for name, (way, timing) in best.items():
             row = {"layer": layer, "side": name, "way": way, **timing._asdict()}
             rows.append(row if name == "minigrad" else {**row, **judge(layer, name, ours, timing, not_judged)})

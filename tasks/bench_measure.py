@@ -20,6 +20,7 @@ from minigrad.layers import LSTM, RRALSTM
 from minigrad.tree import tree_leaves
 
 BLOCKS = 5
+PRODUCTS = "matrix products alone"    # what a floor is
 UNSTEADY = 2.0                     # median / minimum above which nothing is judged
 STRAIGHT = 0.2                     # the farthest a point may lie from the straight line, relative
 
@@ -27,7 +28,7 @@ STRAIGHT = 0.2                     # the farthest a point may lie from the strai
 class Side(NamedTuple):
     """Something to be timed."""
 
-    layer: str              # RRALSTM, LSTM or SRUpp
+    layer: str              # RRALSTM, LSTM ..., or the name of a work
     name: str               # minigrad, PyTorch eager, ...
     way: str                # which of several ways to write it; "" where there is one
     call: Callable          # one forward + backward
@@ -144,12 +145,13 @@ def measure_floor(products, threads, limit, repeats, pause):
 
 # ---- memory ----------------------------------------------------------------------------------------------
 
-def bytes_per_step(layer, x, dy):
+def bytes_per_step(layer, x, dy, columns=1):
     """Bytes a step, sample and hidden unit: the arrays of the cache, and the peak of one forward + backward.
 
-    The pool of dead arrays is emptied first: tracemalloc sees no memory that was there before.
+    columns: of y, that a unit has. The pool of dead arrays is emptied first: tracemalloc sees no memory that was there
+    before.
     """
-    units = dy.size
+    units = dy.size / columns
     backend.release_idle_memory()
     tracemalloc.start()
     try:

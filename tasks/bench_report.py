@@ -1,19 +1,21 @@
 """What tasks/bench.py shows: the report as text, and as a figure."""
 
+import itertools
 import textwrap
 
 from tasks.bench_measure import STRAIGHT
 from tasks.bench_srupp import NOISE, SAME
 from tasks.figures import COLOURS, new_figure, save
 
-LAYERS = ("RRALSTM", "LSTM", "SRUpp", "TSDAE step", "TSDAE encode")          # each in its colour
+LAYERS = ("RRALSTM", "LSTM", "IRNN", "RWA", "URNN", "SRUpp", "TSDAE step", "TSDAE encode", "IMDB step", "IMDB RRALSTM")
+COLOUR = dict(zip(LAYERS, itertools.cycle(COLOURS)))
+WHAT = "forward + backward (TSDAE step: and AdamW; IMDB step: and Adadelta; TSDAE encode: forward)"
 
 
 def text_of(report):
     """The report as lines of text."""
     lines = [f"{', '.join(family['layers'])}: {family['size']}" for family in report["sizes"].values()]
-    lines += [f"float32, forward + backward (TSDAE step: and AdamW; TSDAE encode: forward), best of at least "
-              f"{report['settings']['repeats']} calls", *report["notes"],
+    lines += [f"float32, {WHAT}, best of at least {report['settings']['repeats']} calls", *report["notes"],
               *report["differing"], "", f"{'':65}{'ms':>9}  {'threads':8}{'ratio':>6}{'at most':>9}{'aim':>6}  verdict"]
     lines += [row_line(row) for row in report["table"]]
     rates = [f"{row['side']} {row['per_second']:,.0f}" for row in report["table"] if "per_second" in row]
@@ -83,19 +85,19 @@ def stepping_lines(stepping):
 def draw(report, path):
     """A bar a row of the table, in the colour of its layer; beside it cost over L, where that was measured."""
     over_L = [cost for cost in report["cost"] if cost["axis"] == "L"]
-    figure, axes = new_figure(13.0 if over_L else 8.0, 4.4)
+    figure, axes = new_figure(13.0 if over_L else 8.0, max(4.4, 1.2 + 0.2 * len(report["table"])))
     if over_L:
         grid = figure.add_gridspec(1, 2)
         axes.set_subplotspec(grid[0])
         draw_over_L(figure.add_subplot(grid[1]), over_L)
-    rows, colours = report["table"][::-1], dict(zip(LAYERS, COLOURS))
+    rows = report["table"][::-1]
     bars = axes.barh([f"{row['layer']}, {row['side']}" for row in rows], [row["ms"] for row in rows],
-                     color=[colours[row["layer"]] for row in rows])
+                     color=[COLOUR[row["layer"]] for row in rows])
     axes.margins(x=0.1)
     axes.bar_label(bars, [f"{row['ms']:.1f}" for row in rows], padding=3, fontsize=8)
     sizes = "\n".join(textwrap.fill(f"{', '.join(family['layers'])}: {family['size']}", 80)
                       for family in report["sizes"].values())
-    axes.set_xlabel("ms, forward + backward (TSDAE step: and AdamW; TSDAE encode: forward)")
+    axes.set_xlabel(textwrap.fill(f"ms, {WHAT}", 60))
     axes.set_title(sizes, fontsize=9)
     save(figure, path)
 

@@ -14,7 +14,7 @@ from minigrad.losses import softmax_cross_entropy
 from minigrad.optim import AdamW
 from models.tsdae import EVALUATED, TSDAE
 from tasks import bench_tsdae_peers
-from tasks.bench_measure import Side
+from tasks.bench_measure import PRODUCTS, Side
 
 # eps is far above the usual 1e-8: a gradient that is nothing but rounding, b_k's (adding to all scores of a row changes
 # no weight), would else move its parameter by lr one way or the other, and no two programs would agree.
@@ -24,12 +24,13 @@ OPTIMIZER = {"lr": 2e-3, "eps": 1e-3, "weight_decay": 0.1}
 class Work(NamedTuple):
     """What is measured under one name: both sides' sides, its size in words, the products of its floor."""
 
-    name: str               # TSDAE step, TSDAE encode
+    name: str               # TSDAE step, TSDAE encode, IMDB step ...
     size: str
     sides: list
     peers: list
     products: Any           # {name: function}, or None
     sentences: Any          # that a call encodes, or None
+    floor: str = PRODUCTS
 
 
 class OfIds(TSDAE):

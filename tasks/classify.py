@@ -12,6 +12,9 @@ from tasks.common import (  # first: it sets the number of BLAS threads
     make_optimizer,
     names_to_compare,
     number,
+    require_none,
+    tell,
+    train_in_turn,
     whole,
 )
 
@@ -32,15 +35,17 @@ from minigrad.optim import RMSprop
 from minigrad.train import Trainer
 from models.cells import label
 from tasks.figures import draw_attention_weights, draw_curves
-from tasks.run_folder import UsageError, write_config
+from tasks.run_folder import UsageError
 
 # The RMSprop of RRA's lineage (deeplearning.net tutorial): E[g^2], E[g] and v as Graves 2013, 1e-4 inside the root.
 CENTRED = {"lr": 1e-4, "rho": 0.95, "momentum": 0.9, "centred": True, "eps": 1e-4, "eps_inside": True}
 
+SAMPLED, TRIED = 40, 4             # batches whose size is looked at, and that are tried, to estimate a run's time
+
 
 # ---- flags -----------------------------------------------------------------------------------------------
 
-def add_flags(own, models, both_ways=(), others=()):
+def add_flags(own, defaults, models, both_ways=(), others=()):
     """The flags of the model, which both tasks have."""
     words = "; each with bi before it: reading both ways" if both_ways else ""
     words += f"; {', '.join(others)}" if others else ""
@@ -48,17 +53,19 @@ def add_flags(own, models, both_ways=(), others=()):
                      help=f"{', '.join(models)}{words} (default rra)")
     own.add_argument("--compare", metavar="A,B", help="train several models on the same batches")
     own.add_argument("--paper", action="store_true", default=None, help="the paper's setting, see above")
-    own.add_argument("-K", "--window", type=whole(0), help="rra: states attended to; rnn-residual, rnn-attention: k")
+    own.add_argument("-K", "--window", type=whole(0), help=f"rra: states attended to; rnn-residual, rnn-attention: k "
+                                                           f"(default {defaults['window']})")
     own.add_argument("--offset", type=int, choices=[1, 2], help="rra: 2, the paper (default), or 1, its code")
     own.add_argument("--normalize", choices=["sum", "softmax"], help="rra: of the attention weights (default sum)")
-    own.add_argument("--hidden", type=whole(1), help="units")
+    own.add_argument("--hidden", type=whole(1), help=f"units, of urnn complex ones (default {defaults['hidden']})")
     own.add_argument("--forget-bias", type=number(), help="rra, lstm: first value (default 1; --paper: 0)")
     own.add_argument("--init", choices=list(GATE_BLOCKS), help="rra, lstm: how W and U start (default orthogonal)")
     own.add_argument("--eps", type=number(0, open_low=True), help="the optimizer's eps (default: its own)")
     own.add_argument("--rmsprop", choices=["plain", "centred"],
                      help="with --optimizer rmsprop: plain (default), or as in the deeplearning.net tutorial: centred, "
                           "momentum 0.9, rho 0.95, lr 1e-4, 1e-4 inside the root")
-    own.add_argument("--eval-size", type=whole(1), help="test examples of an evaluation within an epoch")
+    own.add_argument("--eval-size", type=whole(1), help="test examples of an evaluation within an epoch (default "
+                                                        f"{defaults['eval_size']:,})")
 
 
 FLAGS = {"model": "rra", "compare": None, "paper": False, "offset": 2, "normalize": "sum", "forget_bias": 1.0,
@@ -68,6 +75,14 @@ FLAGS = {"model": "rra", "compare": None, "paper": False, "offset": 2, "normaliz
 def names_of(settings, models):
     """The models to train; those of --compare are among `models`."""
     return [settings["model"]] if settings["compare"] is None else names_to_compare(settings["compare"], models)
+
+
+def setting_of(settings, usual):
+    """What a figure says of it: "the paper's setting" for --paper with nothing but model, K, bias and seed changed."""
+    own = {"window", "forget_bias", *FLAGS}
+    if settings["paper"] and all(settings[key] == value for key, value in usual.items() if key not in own):
+        return "the paper's setting"
+    return f"{settings['optimizer']}, after the paper's setting" if settings["paper"] else settings["optimizer"]
 
 
 def optimizer_of(settings, parameters):
@@ -175,8 +190,10 @@ def train_one(task, name, settings, out, steps):
     go_on(trainer, settings, name, steps)
     require_an_end(trainer, metric, steps)
     if not settings["quiet"]:
-        print(f"{label(name, settings['window'])}: {sum(p.value.size for p in model.parameters()):,} parameters, "
-              f"{steps:,} steps, {steps / task.batches.per_epoch:.3g} epochs; {estimate(trainer, steps)}", flush=True)
+        about = duration(seconds_for(task, name, settings, steps, trainer.step))
+        count = sum(parameter.value.size for parameter in model.parameters())
+        tell(f"{label(name, settings['window'])}: {count:,} parameters, {steps:,} steps, "
+              f"{steps / task.batches.per_epoch:.3g} epochs; about {about} on this machine")
     try:
         trainer.train(steps)
     finally:
@@ -194,20 +211,39 @@ def require_an_end(trainer, metric, steps):
                          "an epoch; expected more")
 
 
-def estimate(trainer, steps):
-    """About how long the run will take, from some steps' forward and backward, tried before anything is trained."""
-    sample = range(trainer.step, min(trainer.step + 4, steps))
-    if not sample:
-        return "nothing left to do"
-    seconds = []
-    for step in sample:
-        batch, began = to_device(trainer.batches[step], trainer.device), time.monotonic()
-        with np.errstate(all="ignore"):
-            float(forward_backward(trainer.model, batch, None))              # reading it waits for a GPU
-        seconds.append(time.monotonic() - began)
-    trainer.model.zero_grad()
-    each = sum(seconds[1:] or seconds) / len(seconds[1:] or seconds)         # the first one warms up
-    return f"about {duration(each * (steps - trainer.step))} on this machine, evaluations aside"
+def seconds_for(task, name, settings, steps, start=0):
+    """About how long a model will take from step `start` to `steps`, tried on a few batches with a model of its own.
+
+    Steps and evaluations are taken to cost in proportion to what their batches hold, words with padding or images.
+    """
+    device, per_epoch = device_of(settings), task.batches.per_epoch
+    model = task.build(name).to_device(device)
+    optimizer, tried, of_test = optimizer_of(settings, model.parameters()), [], list(task.part())
+    sizes = [task.batches[step][0].size for step in range(0, per_epoch, max(per_epoch // SAMPLED, 1))]
+
+    def train_one_step(batch):
+        loss = forward_backward(model, batch, None)
+        optimizer.step()
+        return loss
+
+    def seconds_each(batches, work):
+        """Seconds per number in the first array of the batches; the first batch warms up."""
+        batches, seconds = [to_device(batch, device) for batch in batches], []
+        for batch in batches:
+            began = time.monotonic()
+            with np.errstate(all="ignore"):
+                float(work(batch))                                           # reading it waits for a GPU
+            seconds.append(time.monotonic() - began)
+        return sum(seconds[1:]) / max(sum(batch[0].size for batch in batches[1:]), 1)
+
+    tried = seconds_each([task.batches[step] for step in (0, 0, *range(1, min(TRIED, per_epoch)))], train_one_step)
+    middle = of_test[len(of_test) // 2]
+    evaluated = seconds_each([middle, middle], lambda batch: model(*batch[:-1]).sum())
+    part = sum(batch[0].size for batch in of_test)
+    whole_set = part * task.record["test"] / task.record["part"]
+    epochs = (steps - start) / per_epoch
+    evaluations = part * (steps - start) / settings["eval_every"] + whole_set * max(epochs, 1)
+    return tried * (steps - start) * sum(sizes) / len(sizes) + evaluated * evaluations
 
 
 def duration(seconds):
@@ -226,9 +262,9 @@ def report(task, name, settings, trainer, out):
               "parameters": sum(p.value.size for p in trainer.model.parameters()), "data": task.record,
               "seconds": round(trainer.seconds, 1)}
     write_atomically(out / "result.json", f"{json.dumps(result, indent=1)}\n".encode())
-    print(f"{label(name, settings['window'])}: {task.metric.replace('_', ' ')} {value:.2%} after "
+    tell(f"{label(name, settings['window'])}: {task.metric.replace('_', ' ')} {value:.2%} after "
           f"{trainer.step / per_epoch:.3g} epochs ({trainer.step:,} iterations); best {trainer.best['value']:.2%} at "
-          f"{trainer.best['step']:,}; {duration(trainer.seconds)}", flush=True)
+          f"{trainer.best['step']:,}; {duration(trainer.seconds)}")
 
 
 def curve(task, log):
@@ -254,14 +290,13 @@ def draw(task, series, out):
 
 def compare(task, names, settings, out, steps):
     """Train the models one after another on the same batches, each in its own folder, then draw them together."""
-    series = {}
-    for name in names:
-        folder = out / name
-        folder.mkdir(exist_ok=True)
-        if not (folder / "config.json").exists():
-            write_config(folder, {**settings, "model": name, "compare": None})
-        series[label(name, settings["window"])] = curve(task, train_one(task, name, settings, folder, steps))
-    draw(task, series, out)
+    if not settings["quiet"] and not settings["resume"]:
+        total = sum(seconds_for(task, name, settings, steps) for name in names)
+        tell(f"all {len(names)} models: about {duration(total)} on this machine")
+    logs, stopped = train_in_turn(names, settings, out,
+                                  lambda name, folder: train_one(task, name, settings, folder, steps))
+    draw(task, {label(name, settings["window"]): curve(task, log) for name, log in logs.items()}, out)
+    require_none(stopped)
 
 
 def check_optimizer(settings):

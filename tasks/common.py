@@ -14,14 +14,16 @@ set_blas_threads(asked_for(sys.argv))
 
 import argparse  # noqa: E402
 import math  # noqa: E402
+import os  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from minigrad import optim, schedules  # noqa: E402
 from minigrad.backend import DeviceError, resolve_device  # noqa: E402
 from minigrad.checkpoint import CheckpointError  # noqa: E402
 from minigrad.data import DataError  # noqa: E402
+from minigrad.runlog import RunLog  # noqa: E402
 from minigrad.train import FREE_SETTINGS, Interrupted  # noqa: E402
-from tasks.run_folder import UsageError, note_resumed, read_config  # noqa: E402
+from tasks.run_folder import UsageError, note_resumed, read_config, write_config  # noqa: E402
 
 OPTIMIZERS = {"sgd": optim.SGD, "momentum": optim.Momentum, "adadelta": optim.Adadelta, "rmsprop": optim.RMSprop,
               "adam": optim.Adam, "adamw": optim.AdamW, "radam": optim.RAdam}
@@ -103,6 +105,8 @@ def settings_of(parser, argv, defaults):
     given = _given(parser, argv)
     if "resume" not in given:
         return {**SHARED_DEFAULTS, **defaults(given), **given}
+    if not given["resume"]:
+        raise UsageError("--resume is empty; expected the folder of a run")
     saved = _saved_settings(parser, given["resume"], {**SHARED_DEFAULTS, **defaults(given)})
     for key, value in given.items():
         if key not in FREE_SETTINGS and saved.get(key) != value:
@@ -127,7 +131,7 @@ def _saved_settings(parser, folder, expected):
     problem = None
     missing = [key for key in expected if key not in saved]
     if missing:
-        problem = f"{missing[0]} is missing"
+        problem = f"{missing[0]} is missing, or it is a run of another task"
     else:
         argv = [f"--{key.replace('_', '-')}" if value is True else f"--{key.replace('_', '-')}={value}"
                 for key, value in saved.items() if value is not None and value is not False]
@@ -195,6 +199,33 @@ def names_to_compare(names, choices):
     return names
 
 
+def train_in_turn(names, settings, out, train):
+    """Train models one after another, each in its own folder, by train(name, folder): ({name: its RunLog}, stopped).
+
+    One that diverges does not keep the others from being trained: its name is in `stopped`, for `require_none`.
+    """
+    logs, stopped = {}, []
+    for name in names:
+        folder = out / name
+        folder.mkdir(exist_ok=True)
+        if not (folder / "config.json").exists():
+            write_config(folder, {**settings, "model": name, "compare": None})
+        try:
+            train(name, folder)
+        except ArithmeticError as error:
+            print(f"{name} stopped: {error}", file=sys.stderr, flush=True)
+            stopped.append(name)
+        logs[name] = RunLog(folder / "log.csv")
+        logs[name].read(math.inf)
+    return logs, stopped
+
+
+def require_none(stopped):
+    """Raise ArithmeticError, once everything that could be made has been, when some of the models were stopped."""
+    if stopped:
+        raise ArithmeticError(f"{', '.join(stopped)} diverged (above); the others were trained to their end")
+
+
 # ---- running ---------------------------------------------------------------------------------------------
 
 def go_on(trainer, settings, name, steps):
@@ -214,7 +245,15 @@ def go_on(trainer, settings, name, steps):
 def say(settings, text):
     """Print a line unless --quiet."""
     if not settings["quiet"]:
+        tell(text)
+
+
+def tell(text):
+    """Print a line; where nobody reads any more (`| head -1`) the run goes on without a word."""
+    try:
         print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 

@@ -18,7 +18,9 @@ there or one folder below; fetched where there is none. It is read once, in some
 
 Stated in the paper: 10,000 words, embedding and units 128, batches of 16, Adadelta, K = 5, 10, 20, about 15 epochs. The
 rest is the deeplearning.net tutorial's, from which its settings come: Adadelta without a learning rate, the mean over
-time, dropout 0.5, no clipping, biases 0. The defaults are these, but for the forget bias 1 and 2 epochs.
+time, dropout 0.5, no clipping, biases 0. The defaults are these, but for the forget bias 1 and 2 epochs. Not the
+tutorial's are the first values of embedding and readout (there 0.01 U[0, 1) and 0.01 N(0, 1)), the tokeniser, that a
+batch's reviews are of like length, and that reviews are read whole (there none above 100 words is trained on).
 
 Expect: the test error falls below 20 % within the first epoch; a run folder (runs/imdb/TIME) with config.json, log.csv,
 figure6.png (test error against iteration), figure7.png (RRA's attention weights), last and best checkpoints (best by
@@ -38,13 +40,15 @@ from tasks.common import (  # first: it sets the number of BLAS threads
 
 # isort: split
 import hashlib
+import os
 import sys
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 
 from minigrad.backend import asnumpy, to_device
-from minigrad.checkpoint import CheckpointError, load_checkpoint, load_parameters, model_tensors
+from minigrad.checkpoint import CheckpointError, load_checkpoint, load_parameters, model_tensors, require_constants
 from minigrad.data import DataError, data_folder
 from minigrad.data.files import read_unpacked
 from minigrad.data.imdb import read_imdb
@@ -62,6 +66,7 @@ DEFAULTS = {
     "dropout": 0.5, "max_length": 0, "batch_size": 16, "optimizer": "adadelta", "lr": None, "eval_every": 250,
     "eval_size": 2000, "train_size": 0, "test_size": 0}
 PAPER = {"forget_bias": 0.0}
+SIZES = {"hidden": 128, "embedding": 128, "vocab": 10_000, "batch_size": 16, "max_length": 0, "train_size": 0}
 EPOCHS = {False: 2, True: 15}                       # by --paper
 SENTIMENTS = ("negative", "positive")
 EVALUATED = 64                                      # reviews at a time, where nothing is trained
@@ -74,7 +79,7 @@ def parse(argv):
     parser = parser_for("imdb", __doc__, data="the folder with aclImdb or its archive, or one of them (default "
                                               "$MINIGRAD_DATA, then ~/.cache/minigrad)")
     own = parser.add_argument_group("of this task")
-    classify.add_flags(own, CELLS, BOTH_WAYS, others=imdb_linear.MODELS)
+    classify.add_flags(own, DEFAULTS, CELLS, BOTH_WAYS, others=imdb_linear.MODELS)
     own.add_argument("--embedding", type=whole(1), help="width of a word's vector (default 128)")
     own.add_argument("--vocab", type=whole(1), help="most frequent words that are known (default 10,000)")
     own.add_argument("--readout", choices=READOUTS, help="what the classifier reads: the mean over time (default), or "
@@ -91,6 +96,8 @@ def parse(argv):
     settings = settings_of(parser, argv, lambda given: classify.default_lr(
         given, {**DEFAULTS, **(PAPER if "paper" in given else {})}))
     _require_fitting(given, settings)
+    if "predict" in given and "max_length" not in given:
+        settings["max_length"] = None               # the checkpoint's
     return settings
 
 
@@ -125,7 +132,8 @@ def open_reviews(settings):
         size, most = settings[f"{name}_size"], len(reviews.labels)
         if size > most:
             raise UsageError(f"--{name}-size is {size:,}; expected at most {most:,}")
-        parts.append(top_words(random_part(reviews, size or most, settings["seed"]), vocab))
+        seed = settings["seed"] if name == "train" else 0        # every seed has the same test set
+        parts.append(top_words(random_part(reviews, size or most, seed), vocab))
     return *parts, imdb.words[:vocab]
 
 
@@ -175,7 +183,7 @@ def train(settings, names, train, test, words, out, steps, batches):
         build=lambda name: build(settings, name), batches=batches, metric="test_error", figure="figure6.png",
         part=for_evaluation(random_part(test, settings["eval_size"], 0), settings),
         every=for_evaluation(test, settings), title=title(settings, record), record=record,
-        config={"dictionary": record["words"], "words": words})
+        config={"dictionary": record["words"], "reviews": crc32(train.tokens), "words": words})
     if settings["compare"] is None:
         classify.train_one(task, names[0], settings, out, steps)
     else:
@@ -183,7 +191,7 @@ def train(settings, names, train, test, words, out, steps, batches):
 
 
 def title(settings, record):
-    how = "the paper's setting" if settings["paper"] else settings["optimizer"]
+    how = classify.setting_of(settings, {**SIZES, "optimizer": "adadelta", "lr": None})
     return f"IMDB, {settings['hidden']} units, {how}; {record['part']:,} of {record['test']:,} test reviews"
 
 
@@ -203,16 +211,19 @@ def load_model(path, device):
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"checkpoint {path}: not one of tasks/imdb.py, or damaged ({what})") from error
     load_parameters(model.named_parameters(), model_tensors(tensors), path)
+    require_constants(model, meta, path)
     return model.to_device(device), to_ids, longest
 
 
 def read_texts(given):
     """[str]: the text itself, or the lines of a file where there is one of that name. Raises DataError, one line."""
     try:
-        is_file = Path(given).is_file()
+        exists = given.strip() and Path(given).exists()
     except (OSError, ValueError):                   # a text is not always a possible file name
-        is_file = False
-    if not is_file:
+        exists = False
+    if not exists:
+        if not any(map(str.isspace, given.strip())) and (os.sep in given or Path(given).suffix[1:].isalnum()):
+            raise DataError(f"{given}: there is no such file")       # one word that looks like a path
         return [given]
     lines = read_unpacked(given).removesuffix(b"\n").split(b"\n")
     texts = []
@@ -228,7 +239,7 @@ def predict(settings):
     """--predict: print the sentiment of each text with its probability."""
     texts, device = read_texts(settings["predict"]), device_of(settings)
     model, to_ids, longest = load_model(settings["checkpoint"], device)
-    longest = settings["max_length"] or longest or None
+    longest = (longest if settings["max_length"] is None else settings["max_length"]) or None
     rows = []
     for n, text in enumerate(texts, 1):
         try:
@@ -283,7 +294,8 @@ def main(argv):
         train(settings, names, train_part, test_part, words, out, steps, batches)
     except MemoryError as error:
         longest = max(int(np.diff(part.offsets).max()) for part in (train_part, test_part))
-        raise UsageError(f"not enough memory for a batch of the longest reviews ({longest:,} words): cut them with "
+        raise UsageError(f"not enough memory for batches of the longest reviews ({longest:,} words; --batch-size "
+                         f"{settings['batch_size']} in training, {EVALUATED} in evaluations): cut them with "
                          "--max-length N, which reads the first N words of each") from error
     del hold
     say(settings, f"figures: {', '.join(str(path) for path in sorted(out.rglob('figure*.png')))}")

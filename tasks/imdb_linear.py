@@ -1,12 +1,12 @@
 """Linear classifiers of IMDB reviews, beside the recurrent ones: tasks/imdb.py --model bow, --model lsa.
 
 bow     logits = x W + b, x the review's row of TF-IDF: of each known word log(1 + how often it stands there) times
-        log((1 + n) / (1 + how many of the n training reviews have it)) + 1, the row's norm 1
+        (log((1 + n) / (1 + how many of the n training reviews have it)) + 1), the row's norm 1
 lsa     the same of the row's 300 coordinates in the space of the largest singular vectors of the training rows (latent
         semantic analysis; Deerwester et al. 1990), standardised
 
 The rows are sparse (scipy.sparse), loss and optimizer our own. Wang 2017, Table 2 has both from other papers: bag of
-words 12.20 (bnc) and 11.77 % error, LSA 16.04 (facts of the project, from memory).
+words 12.20 (bnc) and 11.77 % error, LSA 16.04 (this one from memory, its source was not found again).
 """
 
 import json
@@ -22,6 +22,7 @@ from minigrad.losses import softmax_cross_entropy
 from minigrad.optim import AdamW
 from minigrad.parameter import Parameter
 from minigrad.runlog import RunLog
+from tasks.common import tell
 from tasks.run_folder import UsageError, open_run_folder
 
 MODELS = ("bow", "lsa")
@@ -66,7 +67,7 @@ def lsa(train_rows, test_rows, components, seed):
 def train_linear(rows, labels, seed, *, lr, epochs, batch_size=BATCH, weight_decay=WEIGHT_DECAY, each=None):
     """(W (d, 2), b (2,)) of softmax(rows W + b) by AdamW; rows (n, d), sparse or not; each(epoch, W, b) after an epoch.
 
-    Backward: dW = rows^T dlogits, db = the sum of dlogits over the batch.
+    Backward: dW = rows^T dlogits, db = the sum of dlogits over the batch. Raises ArithmeticError for NaN or Inf.
     """
     W, b = Parameter(np.zeros((rows.shape[1], 2)), "W"), Parameter(np.zeros(2), "b")
     optimizer = AdamW([W, b], lr=lr, weight_decay=weight_decay, no_decay=[b])
@@ -77,7 +78,10 @@ def train_linear(rows, labels, seed, *, lr, epochs, batch_size=BATCH, weight_dec
         _, cache = softmax_cross_entropy.forward(x @ W.value + b.value, of_them)
         dlogits = softmax_cross_entropy.backward(cache)
         W.grad[...], b.grad[...] = x.T @ dlogits, dlogits.sum(axis=0)
-        optimizer.step()
+        with np.errstate(all="ignore"):                          # looked for here
+            optimizer.step()
+        if not (np.isfinite(W.value).all() and np.isfinite(b.value).all()):
+            raise ArithmeticError(f"step {step + 1}: W or b is not finite; try a smaller --lr")
         if each and (step + 1) % batches.per_epoch == 0:
             each((step + 1) // batches.per_epoch, W.value, b.value)
     return W.value, b.value
@@ -127,6 +131,6 @@ def main(settings, train, test):
                        "features": rows.shape[1]}}
     write_atomically(out / "result.json", f"{json.dumps(result, indent=1)}\n".encode())
     why = "" if settings["epochs"] else " (as many as were best for a tenth of the training reviews)"
-    print(f"{name}: test error {errors[-1]:.2%} after {epochs} epochs{why}, training error "
-          f"{result['train_error']:.2%}; {result['seconds']:.0f} s", flush=True)
+    tell(f"{name}: test error {errors[-1]:.2%} after {epochs} epochs{why}, training error "
+          f"{result['train_error']:.2%}; {result['seconds']:.0f} s")
     del hold

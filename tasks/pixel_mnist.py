@@ -66,7 +66,7 @@ def parse(argv):
     parser = parser_for("pixel_mnist", __doc__, data="the folder with the four files (default $MINIGRAD_DATA, then "
                                                      "~/.cache/minigrad)")
     own = parser.add_argument_group("of this task")
-    classify.add_flags(own, CELLS)
+    classify.add_flags(own, DEFAULTS, CELLS)
     own.add_argument("--permuted", action="store_true", default=None, help="the pixels in one fixed random order")
     own.add_argument("--permutation-seed", type=whole(0), help="of that order (default 0)")
     own.add_argument("--permutation", metavar="FILE", help="an order that a run has kept, instead of one from the seed")
@@ -99,7 +99,6 @@ class Form:
 
     def __init__(self, settings, order):
         self.rows, self.stride, self.order, self.dtype = settings["rows"], settings["stride"], order, settings["dtype"]
-        self.steps, self.width = shape_of(settings)
 
     def __call__(self, images):
         return as_sequences(images, rows=self.rows, stride=self.stride, order=self.order, dtype=self.dtype)
@@ -181,8 +180,10 @@ def describe(settings):
 
 
 def title(settings):
-    how = "the paper's setting" if settings["paper"] else settings["optimizer"]
-    return f"MNIST, {describe(settings)}, {settings['hidden']} units, {how}"
+    how = classify.setting_of(settings, {**PAPER, "rows": False, "stride": 1, "batch_size": 50, "train_size": 0})
+    test = settings["test_size"] or 10_000
+    return (f"MNIST, {describe(settings)}\n{settings['hidden']} units, {how}; {min(settings['eval_size'], test):,} of "
+            f"{test:,} test images")
 
 
 def main(argv):

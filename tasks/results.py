@@ -132,14 +132,16 @@ def describe_classify(settings):
     words += ["the paper's setting"] if settings["paper"] else []
     for key in ("stride", "hidden", "embedding", "vocab", "readout", "dropout", "max_length", "batch_size", "optimizer",
                 "rmsprop", "lr", "eps", "clip_norm", "clip_value", "forget_bias", "offset", "normalize", "init",
-                "train_size"):
+                "train_size", "test_size", "permutation_seed", "permutation"):
         if key in usual and settings[key] not in (usual[key], None):
             words.append(f"{key.replace('_', ' ')} {settings[key]}")
     return ", ".join(words)
 
 
 def pixel_mnist_title(kept):
-    return f"MNIST, {kept['result']['data']['what']}, {kept['settings']['hidden']} units"
+    data = kept["result"]["data"]
+    part, all_of_them = data["part"], data["test"]
+    return f"MNIST, {data['what']}\n{kept['settings']['hidden']} units; {part:,} of {all_of_them:,} test images"
 
 
 def imdb_title(kept):
@@ -179,7 +181,7 @@ def keep(folder, name, whole_log=False):
     Raises UsageError for a name that is taken or no name, CheckpointError for a folder that is no finished run.
     """
     folder = Path(folder)
-    if Path(name).name != name:
+    if Path(name).name != name or not name.strip("."):
         raise UsageError(f"--as is {name!r}; expected a plain name")
     if not (ROOT / "docs").is_dir():
         raise UsageError(f"{ROOT} has no docs folder; results are kept in a clone of the project")
@@ -195,9 +197,11 @@ def keep(folder, name, whole_log=False):
         columns, rows = read_log(folder / "log.csv")
         ran_on = {**config["ran_on"], "command": short(config["ran_on"]["command"])}
         metric = KINDS[task_of(ran_on["command"])].metric
+        if rows[-1]["step"] != result["steps"]:                  # it was resumed and has not come to its end
+            raise ValueError(f"result.json is of step {result['steps']}, log.csv ends at {rows[-1]['step']}")
         if "text" in result:                                     # found under --data, or without it
             ran_on["command"] += f" --data {shlex.quote(result['text']['name'])}"
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, IndexError) as error:
         raise CheckpointError(f"{folder} is not a finished run ({error})") from error
     ran_on["resumed_with"] = [short(command) for command in config.get("resumed_with", [])]
     place = ROOT / "docs/results" / task_of(ran_on["command"])
@@ -227,8 +231,13 @@ def short(command):
 
 
 def kept_runs(place, names=None):
-    """{name: kept JSON} in a docs/results folder, by name. Raises UsageError for a name that is not there."""
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(place).glob("*.json"))}
+    """{name: kept JSON} in a docs/results folder, by name. Raises UsageError for a name not there, and for no JSON."""
+    found = {}
+    for path in sorted(Path(place).glob("*.json")):
+        try:
+            found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UsageError(f"{path}: damaged, or no JSON ({error})") from error
     missing = [name for name in names or () if name not in found]
     if missing or not found:
         raise UsageError(f"{place} has no kept run {missing[0] if missing else ''}".rstrip())

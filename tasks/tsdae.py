@@ -264,11 +264,19 @@ def build_model(settings, vocabulary, corpus):
     return model
 
 
+class TrainingBatches(DenoisingBatches):
+    """With a fifth array, the places of the predicted words: the host has them at once, a GPU would be waited for."""
+
+    def __getitem__(self, step):
+        batch = super().__getitem__(step)
+        return (*batch, TSDAE.predicted_places(batch[3]))
+
+
 def batches_of(corpus, vocabulary, settings):
     """The training batches; sentences longer than --length are cut."""
-    return DenoisingBatches([vocabulary.encode(sentence) for sentence in corpus.train], settings["batch_size"],
-                            settings["seed"], noise=settings["noise"], ratio=settings["ratio"], vocab=len(vocabulary),
-                            longest=settings["length"] - 2)
+    return TrainingBatches([vocabulary.encode(sentence) for sentence in corpus.train], settings["batch_size"],
+                           settings["seed"], noise=settings["noise"], ratio=settings["ratio"], vocab=len(vocabulary),
+                           longest=settings["length"] - 2)
 
 
 def optimizer_of(settings, model):
@@ -280,9 +288,9 @@ def optimizer_of(settings, model):
 
 def forward_backward(model, batch, rng):
     """One training step's loss and gradients: the mean over the batch's words, [SEP] counted."""
-    noisy, noisy_mask, clean, clean_mask = batch
-    logits, cache = model.forward(noisy, clean, noisy_mask, clean_mask, rng)
-    loss, loss_cache = softmax_cross_entropy.forward(logits, model.targets(clean, clean_mask))
+    noisy, noisy_mask, clean, clean_mask, places = batch
+    logits, cache = model.forward(noisy, clean, noisy_mask, clean_mask, rng, places)
+    loss, loss_cache = softmax_cross_entropy.forward(logits, model.targets(clean, clean_mask, places))
     model.backward(softmax_cross_entropy.backward(loss_cache), cache)
     return loss
 

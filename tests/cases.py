@@ -258,7 +258,7 @@ TABLE = [
     Case("SequenceClassifier", lambda dtype, rng: SequenceClassifier(
         RRALSTM(D, H, 2, rng=rng, dtype=dtype), H, 3, dropout=0.3, rng=rng, dtype=dtype), masks=True, draws=True),
     Case("SequenceClassifier, both ways, last", lambda dtype, rng: SequenceClassifier(Bidirectional(
-        LSTM(D, 3, rng=rng, dtype=dtype), SRU(D, 2, rng=rng, dtype=dtype)), 5, 3, from_left=3, rng=rng, dtype=dtype),
+        LSTM(D, 3, rng=rng, dtype=dtype), SRU(D, 2, rng=rng, dtype=dtype)), 5, 3, rng=rng, dtype=dtype),
         masks=True),
     Case("TextClassifier", lambda dtype, rng: TextClassifier(
         6, D, Bidirectional(RRALSTM(D, 3, 2, rng=rng, dtype=dtype), LSTM(D, 3, rng=rng, dtype=dtype)), 6, rng=rng,

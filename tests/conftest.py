@@ -42,3 +42,11 @@ def quick_figures(request, monkeypatch):
     """Figures are composed but not rendered, which is most of a small run's time; a test marked `figures` has them."""
     if not request.node.get_closest_marker("figures"):
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **how: Path(path).write_bytes(b""))
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """The strict stand-in for CuPy (tests/fake_cupy.py) as the module cupy, with one device."""
+    import fake_cupy
+
+    return fake_cupy.install(monkeypatch)

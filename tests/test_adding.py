@@ -390,3 +390,17 @@ def test_an_interrupt_before_training_is_one_line(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 130
     assert done.stderr == "interrupted outside of training; what had been saved is kept\n"
+
+
+@pytest.mark.slow
+def test_a_reader_who_goes_away_does_not_end_the_run(tmp_path):
+    """python tasks/adding.py ... | head -1"""
+    command = [sys.executable, str(ROOT / "tasks/adding.py"), *SMALL, "--steps", "20", "--compare", "lstm,rra", "--out",
+               str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0, err
+    assert (tmp_path / "run/rra/result.json").exists()

@@ -1,5 +1,6 @@
 """tasks/bench.py: it runs and reports; its peers compute what minigrad computes; it judges as it says. No figure of
-speed is asserted here. What is SRU++'s alone: test_bench_srupp.py; TSDAE's: test_bench_tsdae.py."""
+speed is asserted here. What is SRU++'s alone: test_bench_srupp.py; TSDAE's: test_bench_tsdae.py; that of IRNN, RWA,
+URNN and IMDB: test_bench_rnns.py."""
 
 import builtins
 import json
@@ -18,6 +19,7 @@ from tasks.common import run
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ["--quick", "--repeats", "1"]
+FAMILIES = ["RRALSTM", "LSTM", "IRNN", "RWA", "URNN", "SRUpp"]
 OVER_L = ["SRU", "SRUpp without attention", "SRUpp, window 8", "SRUpp, causal"]
 UNROLLED = {way: settings for way, settings in bench_peers.JAX_WAYS.items() if settings[1] > 1}
 WITHOUT_LIMIT = (("as set",), lambda threads: None)
@@ -58,13 +60,14 @@ def test_without_peers_it_says_so_and_reports_the_rest(no_peers, tmp_path, capsy
     assert set(report) == {"settings", "environment", "sizes", "notes", "differing", "table", "ways", "floor", "memory",
                            "cost", "stepping"}
     assert [(row["layer"], row["side"]) for row in report["table"]] == [
-        *((layer, side) for layer in ("RRALSTM", "LSTM", "SRUpp", "TSDAE step") for side in ("minigrad", "floor")),
-        ("TSDAE encode", "minigrad")]
-    assert set(report["floor"]) == {"adding", "srupp", "TSDAE step"}
+        *((layer, side) for layer in (*FAMILIES, "TSDAE step") for side in ("minigrad", "floor")),
+        ("TSDAE encode", "minigrad"),
+        *((layer, side) for layer in ("IMDB step", "IMDB RRALSTM") for side in ("minigrad", "floor"))]
+    assert set(report["floor"]) == {"adding", "IRNN", "RWA", "URNN", "srupp", "TSDAE step", "IMDB step", "IMDB RRALSTM"}
     assert set(report["floor"]["adding"]["parts"]) == {"step", "backward step", "input", "weight gradients", "dx"}
     for floor in report["floor"].values():
         assert floor["ms"] == pytest.approx(sum(part["ms"] for part in floor["parts"].values()))
-    assert set(report["memory"]) == {"RRALSTM", "LSTM", "SRUpp"}
+    assert set(report["memory"]) == set(FAMILIES)
     assert {"command", "commit", "numpy", "cpu", "blas_threads"} <= set(report["environment"])
     assert [(cost["layer"], cost["axis"]) for cost in report["cost"]] == [
         *(("RRALSTM", axis) for axis in "SBK"), *((name, "L") for name in OVER_L)]
@@ -90,7 +93,7 @@ def test_with_peers_every_row_is_there(monkeypatch, tmp_path, capsys):
         *(("SRUpp", "PyTorch eager", way) for way in bench_srupp_peers.WAYS)}
     rows = {(row["layer"], row["side"]): row for row in report["table"]}
     assert {key for key, row in rows.items() if "ratio" in row} | official == {
-        (layer, side) for layer, side in bench.TARGETS if not layer.startswith("TSDAE")}
+        (layer, side) for layer, side in bench.TARGETS if layer in ("RRALSTM", "LSTM", "SRUpp")}
     for key, row in rows.items():
         if "ratio" in row:
             ours = rows[key[0], "minigrad"]["ms"]
@@ -150,7 +153,7 @@ def test_rows_only(no_peers, tmp_path, capsys):
     assert status == 0
     report = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
     assert (report["cost"], report["stepping"]) == ([], None)
-    assert len(report["table"]) == 9
+    assert len(report["table"]) == 2 * len(FAMILIES) + 3 + 4                  # of TSDAE, of IMDB
     assert " over " not in out
 
 

@@ -7,7 +7,7 @@ from helpers import assert_close, assert_identical, flat, floats, grads
 from oracles import pytorch
 
 from minigrad import Parameter, gradcheck
-from minigrad.layers import LSTM, RRALSTM, SRU, Bidirectional, Linear, SRUpp, Stack
+from minigrad.layers import LSTM, RNN, RRALSTM, RWA, SRU, URNN, Bidirectional, Linear, SRUpp, Stack
 from minigrad.layers.recurrent import Recurrent
 from minigrad.tree import tree_map
 
@@ -31,6 +31,9 @@ def layers(name):
         "SRUpp, RRALSTM": lambda: (srupp(5, 1), RRALSTM(D, 3, 2, rng=2, **common)),
         "LSTM, SRUpp": lambda: (LSTM(D, 3, rng=1, **common), srupp(D, 2, window=3, heads=2)),
         "SRUpp not causal, SRUpp": lambda: (srupp(5, 1, causal=False), srupp(D, 2, cell_norm="pre")),
+        "RWA, LSTM": lambda: (RWA(D, 5, rng=1, **common), LSTM(D, 2, rng=2, **common)),
+        "RNN, RWA": lambda: (RNN(D, 3, 2, rng=1, **common), RWA(D, 4, rng=2, **common)),
+        "URNN, RNN": lambda: (URNN(D, 2, rng=1, **common), RNN(D, 3, 3, attention=True, rng=2, **common)),
         "SRU, Stack": lambda: (SRU(D, 5, rng=1, **common),
                                Stack(LSTM(D, 3, rng=2, **common), SRU(3, 3, rng=3, **common))),
         "Bidirectional, LSTM": lambda: (Bidirectional(SRU(D, 2, rng=1, **common), LSTM(D, 3, rng=2, **common)),
@@ -39,7 +42,7 @@ def layers(name):
 
 
 NAMES = ["LSTM, LSTM", "RRALSTM, LSTM", "LSTM, RRALSTM", "SRU, SRU", "SRUpp, RRALSTM", "LSTM, SRUpp",
-         "SRUpp not causal, SRUpp", "SRU, Stack", "Bidirectional, LSTM"]
+         "SRUpp not causal, SRUpp", "RWA, LSTM", "RNN, RWA", "URNN, RNN", "SRU, Stack", "Bidirectional, LSTM"]
 every_pair = pytest.mark.parametrize("name", NAMES)
 every_mask = pytest.mark.parametrize("kind", [None, *mask_kinds()])
 

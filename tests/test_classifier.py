@@ -6,7 +6,7 @@ from cases import B, D, H, L, mask_kinds
 from helpers import all_gradients, assert_close, assert_identical
 
 from minigrad.gradcheck import gradcheck
-from minigrad.layers import LSTM, RRALSTM, SRU, URNN, Bidirectional, Linear
+from minigrad.layers import LSTM, RRALSTM, SRU, URNN, Bidirectional, Linear, Stack
 from minigrad.losses import softmax_cross_entropy
 from minigrad.optim import Adam
 from models import classifier
@@ -106,7 +106,7 @@ def both_ways(seed=0, left=3, right=2):
 @every_mask
 def test_last_reads_each_direction_at_its_own_end(mask):
     cell = both_ways()
-    model = SequenceClassifier(cell, 5, 3, "last", from_left=3, rng=0, dtype="float64")
+    model = SequenceClassifier(cell, 5, 3, "last", rng=0, dtype="float64")
     x = outputs(2, D)
     s, at_the_last = np.zeros((B, 5)), np.zeros((B, 5))
     for b in range(B):
@@ -129,10 +129,15 @@ def test_last_reads_each_direction_at_its_own_end(mask):
 
 
 def test_a_bidirectional_cell_is_read_from_both_ends_by_default():
-    cell = both_ways(left=2, right=2)
-    assert SequenceClassifier(cell, 4, 3, "last").from_left == 2
-    assert SequenceClassifier(LSTM(D, 4), 4, 3, "last").from_left == 4
-    assert SequenceClassifier(cell, 4, 3, "last", from_left=1).from_left == 1
+    assert both_ways(left=3, right=1).columns() == (3, 4)
+    assert LSTM(D, 4).columns() == (4, 4)
+    assert Stack(LSTM(D, D), both_ways(left=1, right=2)).columns() == (1, 3)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cells_columns_are_those_of_its_outputs(name):
+    cell, width = build_cell(name, D, H, window=3, rng=0, dtype="float64")
+    assert cell.columns() == (width, width)
 
 
 @pytest.mark.parametrize("reads", classifier.READOUTS)

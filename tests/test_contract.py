@@ -429,7 +429,8 @@ def test_cpu_equals_gpu(case):
     dout = upstream(out)
     returned, expected = layer.backward(dout, cache), grads(layer)
     layer.to_device("gpu").zero_grad()
-    gpu_out, gpu_cache = layer.forward(to_device(x, "gpu"), **to_device(keywords, "gpu"))
+    there = {**to_device(keywords, "gpu"), **case.flags}                     # a flag stays Python's
+    gpu_out, gpu_cache = layer.forward(to_device(x, "gpu"), **there)
     gpu_returned = layer.backward(to_device(dout, "gpu"), gpu_cache)
     assert_close(tree_map(asnumpy, (gpu_out, gpu_returned)), (out, returned), 1e-9)
     assert_close([asnumpy(p.grad) for p in layer.parameters()], expected, 1e-9)

@@ -86,6 +86,34 @@ def result(folder):
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
+def test_not_enough_memory_says_what_to_cut(small, tmp_path, capsys, monkeypatch):
+    def fails(*arguments):
+        raise MemoryError
+    monkeypatch.setattr(classify, "forward_backward", fails)
+    status, _, err = ran(capsys, *small, "--steps", 3, "--quiet", "--out", tmp_path / "run")
+    assert status == 2
+    assert re.fullmatch(r"error: not enough memory for batches of the longest reviews \(1\d words; --batch-size 5 in "
+                        r"training, 64 in evaluations\): cut them with --max-length N, which .*\n", err)
+
+
+def test_a_name_that_is_no_file_is_not_read_as_a_text(finished, capsys):
+    for name in ("no/such", "reviews.txt"):
+        status, _, err = ran(capsys, "--predict", name, "--checkpoint", finished)
+        assert (status, err) == (2, f"error: {name}: there is no such file\n")
+    for text in ("good.", "a/b c", "good"):
+        assert ran(capsys, "--predict", text, "--checkpoint", finished)[0] == 0
+
+
+def test_other_reviews_are_told_on_resume(finished, data, tmp_path, capsys):
+    other = Path(shutil.copytree(data, tmp_path / "other"))
+    review = next((other / "aclImdb/train/pos").iterdir())
+    words = review.read_text().split()
+    review.write_text(" ".join(words[::-1]))                     # the same words, in another order
+    status, _, err = ran(capsys, "--resume", finished, "--steps", 12, "--data", other)
+    assert status == 2
+    assert "reviews is " in err
+
+
 def content(folder):
     """What a run is, without the seconds: {file: tensors}, the log, the result."""
     tensors = {name: load_checkpoint(folder / f"{name}.safetensors") for name in ("last", "best")}
@@ -285,6 +313,7 @@ def test_centred_rmsprop_is_the_tutorials(small):
     (["--data", "/nowhere"], "aclImdb_v1.tar.gz is neither in /nowhere"),
     (["--data", "/nowhere/a.tar.gz"], "/nowhere/a.tar.gz: there is no such file"),
     (["--resume", "/nowhere"], "/nowhere: no run there"),
+    (["--resume", ""], "--resume is empty; expected the folder of a run"),
     (["--unknown"], "unrecognized arguments: --unknown")])
 def test_bad_flags(tmp_path, capsys, small, argv, sentence, monkeypatch):
     monkeypatch.setattr("minigrad.data.files._download", no_download)
@@ -403,6 +432,8 @@ def test_a_long_text_is_cut_and_says_so(capsys, finished, tmp_path, small):
     assert out.splitlines() == ["text 1: only the first 4 of its 6 words are read", line_of(short, text, 4)]
     _, out, _ = ran(capsys, "--predict", text, "--checkpoint", short, "--max-length", 9, "--quiet")
     assert out.splitlines() == [line_of(short, text)]
+    _, out, _ = ran(capsys, "--predict", text, "--checkpoint", short, "--max-length", 0)         # all of it
+    assert out.splitlines() == [line_of(short, text)]
     _, out, _ = ran(capsys, "--predict", "good\n" * 50, "--checkpoint", finished)
     assert re.fullmatch(r"\w+ 0\.\d{3}   (good ){13}go\.\.\.\n", out)
 
@@ -416,6 +447,13 @@ def test_a_file_with_a_bad_line(tmp_path, capsys, finished, written, sentence):
     status, out, err = ran(capsys, "--predict", tmp_path / "texts.txt", "--checkpoint", finished)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert sentence in err
+
+
+def test_a_folder_and_what_is_no_plain_file_are_never_read_as_a_text(tmp_path, capsys, finished):
+    status, out, err = ran(capsys, "--predict", tmp_path, "--checkpoint", finished)
+    assert (status, out, err) == (2, "", f"error: {tmp_path}: cannot be read (Is a directory)\n")
+    status, out, err = ran(capsys, "--predict", "/dev/null", "--checkpoint", finished)           # as <(a command) is
+    assert (status, out, "text 1 has no word ('')" in err) == (2, "", True)
 
 
 def test_predict_with_bad_checkpoints(tmp_path, capsys, finished):
@@ -491,6 +529,13 @@ def reviews_of(texts, vocab=8, seed=0):
     """Reviews of `texts`, lists of ids."""
     labels = np.arange(len(texts)) % 2
     return Reviews(np.concatenate(texts).astype(np.int32), np.cumsum([0, *map(len, texts)]), labels, labels)
+
+
+def test_a_linear_classifier_that_diverges_is_one_line(tmp_path, capsys, data):
+    status, out, err = ran(capsys, *LINEAR, "--data", data, "--model", "bow", "--lr", 1e308, "--out", tmp_path / "run")
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert "W or b is not finite; try a smaller --lr" in err
+    assert not (tmp_path / "run/result.json").exists()
 
 
 def test_tf_idf_is_that_of_a_plain_loop():
@@ -613,12 +658,14 @@ def test_runs_are_kept_and_shown(ten_steps, tmp_path, capsys, data, monkeypatch)
 
 def test_what_a_run_was():
     describe = lambda *argv: results.describe_classify(imdb.parse(argv))
-    assert describe() == describe("--paper") == "RRA, K = 5"
+    assert describe() == "RRA, K = 5"
+    assert describe("--paper") == "RRA, K = 5, the paper's setting"
     assert describe("--paper", "--forget-bias", "1", "--model", "birra", "-K", "20") == (
-        "bidirectional RRA, K = 20, forget bias 1.0")
+        "bidirectional RRA, K = 20, the paper's setting, forget bias 1.0")
     assert describe("--optimizer", "rmsprop", "--rmsprop", "centred", "--clip-norm", "1") == (
         "RRA, K = 5, optimizer rmsprop, rmsprop centred, clip norm 1.0")
     assert describe("--model", "lsa") == "LSA"
+    assert describe("--test-size", "100") == "RRA, K = 5, test size 100"     # not one group with the above
 
 
 def test_what_is_said_of_the_data(small, capsys):

@@ -141,7 +141,6 @@ def changed(old, new=None, text="good"):
     (changed("test/pos/6_9.txt"), "test/pos has 1 reviews; expected 2"),
     ({**MADE, "train/neg/5_1.txt": "x"}, "train/neg has 3 reviews; expected 2"),
     (changed("test/pos/6_9.txt", "test/pos/6_9.text"), "test/pos/: '6_9.text' is there; expected names as ID_R"),
-    ({**MADE, "test/pos/._6_9.txt": "x"}, "test/pos/: '._6_9.txt' is there"),
     ({**MADE, "test/pos/a\nb": "x"}, r"test/pos/: 'a\\nb' is there"),
     ({**MADE, "test/pos/-1_9.txt": "x"}, "'-1_9.txt' is there"),
     ({**MADE, "test/pos/٣_9.txt": "x"}, "'٣_9.txt' is there"),
@@ -283,6 +282,26 @@ def test_what_was_read_is_kept(tmp_path, kind, monkeypatch, capsys):
     changed = read(source, cache=kept)
     assert (changed.test.tokens == 1).sum() == 2
     assert len(list(kept.iterdir())) == 2                                    # another source, another file
+
+
+def test_a_change_behind_a_link_to_nothing_is_seen(tmp_path):
+    source, kept = unpacked(tmp_path), tmp_path / "cache"
+    (source / "test/pos/.#lock").symlink_to("nowhere")                       # sorted before all reviews
+    first = read(source, cache=kept)
+    check_made(first)
+    unpacked(tmp_path, {**MADE, "test/pos/6_9.txt": "one good good"})
+    assert len(read(source, cache=kept).test.tokens) == len(first.test.tokens)
+    assert (read(source, cache=kept).test.tokens == 1).sum() < (first.test.tokens == 1).sum()
+
+
+def test_without_a_home_folder_nothing_is_kept(tmp_path, monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+    monkeypatch.setattr("pathlib.Path.home", no_home)
+    monkeypatch.delenv("MINIGRAD_DATA", raising=False)
+    check_made(read(archive(tmp_path / "a.tar.gz"), cache=None))
+    with pytest.raises(DataError, match="there is no home folder to look for data in"):
+        read(None)
 
 
 def test_a_moved_archive_is_the_same(tmp_path, monkeypatch):
@@ -465,6 +484,12 @@ def test_bad_batches_are_refused(make, lengths, batch_size, more, sentence):
         make(reviews, batch_size, **more)
 
 
+def test_a_length_beyond_any_review_cuts_none():
+    reviews = made([2, 5, 3])
+    batches = LengthBatches(reviews, 3, 0, longest=10**30)
+    assert (batches.cut, batches[0][0].shape) == (0, (3, 5))
+
+
 def test_fewer_reviews_than_a_batch():
     with pytest.raises(ValueError, match="LengthBatches: 2 reviews; expected at least a batch of 3"):
         LengthBatches(made([1, 2]), 3, 0)
@@ -481,3 +506,9 @@ def test_the_real_archives_first_members(real_data):
     assert len({number for number, _, _ in reviews}) == 500
     assert 200 < np.mean([len(words) for *_, words in reviews]) < 350
     assert "br" not in {word for *_, words in reviews for word in words}
+
+
+@pytest.mark.parametrize("make", [lambda folder, texts: archive(folder / "a.tar.gz", texts), unpacked])
+def test_hidden_files_are_passed_over(tmp_path, make):
+    source = make(tmp_path, {**MADE, "train/neg/.DS_Store": "\udcff", "test/pos/._6_9.txt": "x"})
+    assert len(read(source).train.labels) == 4

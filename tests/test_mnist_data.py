@@ -297,7 +297,8 @@ def saved(order, **more):
     (saved([0, 1, 2.5]), "the order is float64"), (saved(["0", "1", "2"]), "the order is <U1"),
     (saved(None), "the order is object"),
     (saved([True, False, True]), "the order is bool"), (saved([0, 1, 10**30]), "the order is object"),
-    (saved([[0], [1, 2]]), "inhomogeneous"), (saved({"0": 1}), "the order is object")])
+    (saved([[0], [1, 2]]), "order.json: the order is no plain list; expected 3"),
+    (saved({"0": 1}), "the order is object")])
 def test_a_wrong_permutation_file_is_one_line(tmp_path, text, sentence):
     path = tmp_path / "order.json"
     path.write_bytes(text.encode(errors="surrogateescape"))

@@ -15,6 +15,7 @@ import pytest
 from minigrad.backend import gpu_problem
 from minigrad.checkpoint import load_checkpoint
 from minigrad.data.mnist import permutation, read_mnist, save_permutation
+from minigrad.layers import IRNN
 from minigrad.optim import RMSprop
 from minigrad.runlog import read_log
 from tasks import classify, pixel_mnist, results
@@ -121,6 +122,7 @@ def test_all_of_table_1_reads_the_same_permuted_images(tmp_path, capsys, small, 
         return forward_backward(model, batch, rng)
     with monkeypatch.context() as patch:
         patch.setattr(classify, "forward_backward", noting)
+        patch.setattr(classify, "seconds_for", lambda *arguments: 0)
         names = ["rra", "lstm", "irnn", "urnn", "rwa"]
         status, shown, err = ran(capsys, *small, "--permuted", "--permutation-seed", 5, "--steps", 3, "--compare",
                                  ",".join(names), "--out", out, "--threads", 1)
@@ -129,7 +131,7 @@ def test_all_of_table_1_reads_the_same_permuted_images(tmp_path, capsys, small, 
     assert f"the order of the steps is drawn from seed 5 and kept in {out / 'permutation.json'}" in shown
     kept = json.loads((out / "permutation.json").read_text())
     assert (kept["seed"], kept["order"]) == (5, permutation(16, 5).tolist())
-    each = len(met) // len(names)                                # the estimate's steps, then the training's
+    each = len(met) // len(names)
     assert all(met[:each] == met[n * each:(n + 1) * each] for n in range(len(names)))
     orders = {load_checkpoint(out / name / "last.safetensors")[1]["config"]["order"] for name in names}
     assert len(orders) == 1
@@ -141,6 +143,44 @@ def test_all_of_table_1_reads_the_same_permuted_images(tmp_path, capsys, small, 
     assert load_checkpoint(out / "irnn/last.safetensors")[1]["config"]["order"] in orders
 
 
+def test_a_model_that_diverges_does_not_end_the_others(tmp_path, capsys, small, monkeypatch):
+    out, forward_backward = tmp_path / "run", classify.forward_backward
+
+    def diverging(model, batch, rng):
+        loss = forward_backward(model, batch, rng)
+        if isinstance(model.cell, IRNN):
+            model.cell.V.grad[...] = np.inf
+        return loss
+    monkeypatch.setattr(classify, "forward_backward", diverging)
+    status, shown, err = ran(capsys, *small, "--steps", 8, "--compare", "irnn,lstm,rwa", "--out", out)
+    assert status == 1
+    assert re.search(r"^irnn stopped: step 1: the gradient of cell.V is not finite", err, re.MULTILINE)
+    assert "stopped: irnn diverged (above); the others were trained to their end" in err
+    assert re.search(r"all 3 models: about \d+ s on this machine", shown)
+    assert not (out / "irnn/result.json").exists()
+    assert all(result(out / name)["steps"] == 8 for name in ("lstm", "rwa"))
+    assert (out / "figure5.png").exists()
+
+
+def test_the_estimate_grows_with_the_steps_and_their_size(data):
+    settings = pixel_mnist.parse([*FEW, "--data", str(data)])
+    clock = iter(range(10_000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(classify.time, "monotonic", lambda: next(clock))       # whatever is tried takes a second
+        mnist = read_mnist(data, official=False)
+        (images, labels), test = pixel_mnist.parts_of(mnist, settings)
+        form = pixel_mnist.Form(settings, None)
+        batches = pixel_mnist.ImageBatches(images, labels, form, 9, 0)
+        every = pixel_mnist.for_evaluation(*test, form)
+        task = classify.Task(lambda name: pixel_mnist.build(settings, name), batches, every, every, "test_accuracy", "",
+                             "", {"part": 20, "test": 20}, {})
+        of_training = [classify.seconds_for(task, "rra", {**settings, "eval_every": 10**9}, steps) for steps in (3, 30)]
+        # a second a step; an evaluation of all test images, one batch here, at the end of every epoch of three steps
+        assert of_training == pytest.approx([3 + 1, 30 + 10], abs=1e-3)
+        assert classify.seconds_for(task, "rra", {**settings, "eval_every": 3}, 30) == pytest.approx(30 + 20, abs=1e-3)
+        assert classify.seconds_for(task, "rra", {**settings, "eval_every": 3}, 30, 15) == pytest.approx(25, abs=1e-3)
+
+
 def test_what_the_network_is_given(small, data):
     mnist = read_mnist(data, official=False)
     for flags, shape in (([], (784, 1)), (["--rows"], (28, 28)), (["--stride", "4"], (49, 1)),
@@ -149,7 +189,7 @@ def test_what_the_network_is_given(small, data):
         order = pixel_mnist.order_of(settings)
         train, _ = pixel_mnist.parts_of(mnist, settings)
         form = pixel_mnist.Form(settings, order)
-        assert (form.steps, form.width) == shape
+        assert form(np.zeros((1, 28, 28), np.uint8)).shape[1:] == shape
         batches = pixel_mnist.ImageBatches(*train, form, 4, 3)
         assert batches.per_epoch == TRAIN // 4
         x, labels = batches[1]
@@ -397,14 +437,17 @@ def test_runs_are_kept_and_shown(tmp_path, capsys, small, monkeypatch):
     monkeypatch.setattr(results, "draw_runs", lambda path, groups, **how: drawn.update(groups=groups, how=how))
     assert run(results.main, ["figure", str(place), "x.png"]) == 0
     assert list(drawn["groups"]) == ["RWA, permuted, stride 7, hidden 6, batch size 9, 2 seeds"]
-    assert drawn["how"]["title"] == "MNIST, 16 steps of 7 x 7 pixels (not the paper's task), permuted, 6 units"
+    assert drawn["how"]["title"] == ("MNIST, 16 steps of 7 x 7 pixels (not the paper's task), permuted\n"
+                                     "6 units; 7 of 20 test images")
 
 
 def test_what_a_run_was():
     describe = lambda *argv: results.describe_classify(pixel_mnist.parse(argv))
-    assert describe() == describe("--paper") == "RRA, K = 10"
+    assert describe() == "RRA, K = 10"
+    assert describe("--paper") == "RRA, K = 10, the paper's setting"
     assert describe("--model", "irnn", "--permuted", "--rows") == "IRNN, permuted, rows"
-    assert describe("--paper", "--clip-value", "1", "--lr", "1e-4") == "RRA, K = 10, lr 0.0001, clip value 1.0"
+    assert describe("--paper", "--clip-value", "1", "--lr", "1e-4") == (
+        "RRA, K = 10, the paper's setting, lr 0.0001, clip value 1.0")
     assert describe("--optimizer", "sgd") == "RRA, K = 10, optimizer sgd"
 
 

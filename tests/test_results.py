@@ -47,8 +47,25 @@ def test_a_kept_result_is_never_overwritten(kept, tmp_path, capsys):
     assert not (kept.parent / "other.json").exists()
 
 
+def test_a_result_that_the_log_has_left_behind_is_not_kept(kept, tmp_path, capsys):
+    with (tmp_path / "run/log.csv").open("a") as log:            # as a resumed run does before it is killed
+        log.write(",".join(["70", *[""] * (len(read_log(tmp_path / "run/log.csv")[0]) - 1)]) + "\n")
+    assert run(results.main, ["keep", str(tmp_path / "run"), "--as", "other"]) == 2
+    assert "result.json is of step 60, log.csv ends at 70" in capsys.readouterr().err
+    assert not (kept.parent / "other.json").exists()
+
+
+def test_a_damaged_kept_run_is_one_line(kept, capsys):
+    (kept.parent / "bad.json").write_text("{")
+    assert run(results.main, ["table", str(kept.parent)]) == 2
+    err = capsys.readouterr().err
+    assert ("bad.json: damaged, or no JSON" in err, err.count("\n")) == (True, 1)
+
+
 @pytest.mark.parametrize(("argv", "sentence"), [
     (["keep", "nowhere", "--as", "../x"], "--as is '../x'; expected a plain name"),
+    (["keep", "nowhere", "--as", ""], "--as is ''; expected a plain name"),
+    (["keep", "nowhere", "--as", ".."], "--as is '..'; expected a plain name"),
     (["table", "nowhere"], "nowhere has no kept run"),
     (["keep", "nowhere", "--as", "x"], "nowhere: no run there"),
 ])

@@ -229,6 +229,11 @@ def test_init_names_a_rule(init):
     for p in RNN(20, 30, 2, "linear", init=init, rng=0).parameters()[:2]:
         assert init != "uniform" or 0.9 * a < np.abs(p.value).max() <= a
         assert init != "normal" or 0.08 < p.value.std() < 0.12
+    W, U, _ = (p.value for p in RNN(20, 30, 2, init=init, rng=0).parameters())
+    for weights, name in ((W, {"orthogonal"}), (U, {"orthogonal", "glorot"})):
+        rows = weights @ weights.T
+        assert (abs(rows - np.eye(len(rows))).max() < 1e-5) == (init in name)
+    assert init != "glorot" or 0.9 * np.sqrt(6 / 50) < abs(W).max() <= np.sqrt(6 / 50)
 
 
 @pytest.mark.parametrize("settings", FORMS_OF_RNN.values(), ids=FORMS_OF_RNN)

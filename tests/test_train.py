@@ -15,8 +15,8 @@ from helpers import assert_identical, flat
 from minigrad import Layer, optim
 from minigrad import train as train_module
 from minigrad.checkpoint import CheckpointError, load_checkpoint
-from minigrad.data import Batches
-from minigrad.layers import LSTM, RRALSTM, Linear
+from minigrad.data import Batches, adding_problem
+from minigrad.layers import LSTM, RRALSTM, URNN, Linear
 from minigrad.losses import mean_squared_error
 from minigrad.optim import SGD, Adadelta, Adam, RAdam
 from minigrad.runlog import read_log
@@ -587,6 +587,20 @@ def test_resume_refuses_what_does_not_fit(tmp_path):
     cell = SequenceRegressor(RRALSTM(3, 2, 1), 2)
     with pytest.raises(CheckpointError, match=r"cell.W is missing"):
         resumed(model=cell, optimizer=Adam(cell.parameters()))
+
+
+def test_resume_refuses_other_constants(tmp_path):
+    """uRNN's permutation is not learned: one of another seed would read the checkpoint as another network."""
+    x, target = adding_problem(40, 6, 0)
+
+    def trainer(seed):
+        model = SequenceRegressor(URNN(2, 6, rng=seed), 12, rng=0)
+        return Trainer(model, Adam(model.parameters()), Batches((x, target), 8, seed=0), adding.forward_backward,
+                       lambda model: {"mse": 0.0}, out=tmp_path, best="mse", quiet=True)
+    trainer(0).train(2)
+    trainer(0).resume()
+    with pytest.raises(CheckpointError, match=r"cell.permutation is not this model's, which was made from another"):
+        trainer(1).resume()
 
 
 def test_resume_refuses_another_seed(tmp_path):

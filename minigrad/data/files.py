@@ -39,8 +39,22 @@ class Official(NamedTuple):
 
 
 def data_folder(given=None):
-    """The folder for data: the one given, else $MINIGRAD_DATA, else ~/.cache/minigrad."""
-    return Path(given or os.environ.get("MINIGRAD_DATA") or Path.home() / ".cache/minigrad")
+    """The folder for data: the one given, else $MINIGRAD_DATA, else ~/.cache/minigrad.
+
+    Raises DataError where none is given and the user has no home folder.
+    """
+    folder = given or os.environ.get("MINIGRAD_DATA") or cache_folder()
+    if folder is None:
+        raise DataError("there is no home folder to look for data in: say where they lie with --data or $MINIGRAD_DATA")
+    return Path(folder)
+
+
+def cache_folder():
+    """~/.cache/minigrad; None where the user has no home folder, as in some containers."""
+    try:
+        return Path.home() / ".cache/minigrad"
+    except RuntimeError:
+        return None
 
 
 def find_file(names, folder):

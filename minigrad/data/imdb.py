@@ -24,6 +24,7 @@ from minigrad.data.files import (
     CHUNK,
     DataError,
     Official,
+    cache_folder,
     check_content,
     data_folder,
     find_file,
@@ -70,16 +71,16 @@ def read_imdb(folder=None, cache=None, quiet=False, *, count=COUNT):
 
     folder    a data folder (None: `data_folder`'s) where, or one folder below, lies the unpacked aclImdb, else
               aclImdb_v1.tar.gz, which is checked, else another aclImdb*.tar.gz; or the path of one of these
-    cache     the folder for what was read (None: ~/.cache/minigrad); False: nothing is kept
+    cache     the folder for what was read (None: ~/.cache/minigrad, if there is a home folder); False: nothing is kept
     count     reviews of each part; None: any, the same of each
 
     Raises DataError, one line: for a source that is damaged, for a part with another number of reviews, for a member
     that is not ID_RATING.txt, has a rating that is not its part's, is not UTF-8 or has no word.
     """
     source = find_imdb(data_folder(folder), quiet)
-    kept = None
-    if cache is not False:
-        kept = Path(cache or Path.home() / ".cache/minigrad") / f"imdb-{_fingerprint(source)}-{FORMAT}.safetensors"
+    kept, cache = None, cache_folder() if cache is None else cache
+    if cache:
+        kept = Path(cache) / f"imdb-{_fingerprint(source)}-{FORMAT}.safetensors"
         imdb = _load(kept, source)
         if imdb is not None:
             _check_counts(source, np.concatenate([np.bincount(half.labels, minlength=2) for half in imdb[:2]]), count)
@@ -122,6 +123,8 @@ def _read(source, quiet, count):
     with contextlib.closing(members), tqdm(total=len(PARTS) * count if count else None, desc="IMDB", unit=" reviews",
                                            disable=silent or None) as bar:           # None: no terminal
         for part, name, data in members:
+            if name.startswith("."):                             # a file manager's notes: .DS_Store, ._3_4.txt
+                continue
             number, rating, words = _review(f"{source}: {part}/", part, name, data)
             found[part].append((number, rating, np.fromiter(map(ids.__getitem__, words), np.int32, len(words))))
             bar.update()
@@ -214,9 +217,10 @@ def _fingerprint(source):
         for part in PARTS:
             with contextlib.suppress(OSError), os.scandir(source / part) as entries:     # said where it is read
                 for entry in sorted(entries, key=lambda entry: entry.name):
-                    state = entry.stat()
-                    digest.update(f"{part}/{entry.name}\0{state.st_size}\0{state.st_mtime_ns}\n".encode(
-                        "utf-8", "surrogateescape"))
+                    with contextlib.suppress(OSError):           # a link to nothing, which is not read either
+                        state = entry.stat()
+                        digest.update(f"{part}/{entry.name}\0{state.st_size}\0{state.st_mtime_ns}\n".encode(
+                            "utf-8", "surrogateescape"))
     else:
         with unpacked(source, "") as stream:
             while chunk := stream.read(CHUNK):

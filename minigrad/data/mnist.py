@@ -159,7 +159,10 @@ def load_permutation(path, L):
 
 def _checked(name, order, L):
     """The order as (L,) int64; ValueError where it is no permutation of 0 ... L-1."""
-    array = np.asarray(order)
+    try:
+        array = np.asarray(order)
+    except ValueError as error:                     # lists of different lengths
+        raise ValueError(f"{name} is no plain list; expected {L} whole numbers") from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"{name} is {array.dtype} {array.shape}; expected {L} whole numbers")
     if len(array) != L:

@@ -125,6 +125,7 @@ def _lengths(owner, reviews, longest):
     if longest is None:
         return lengths, 0
     check_count(owner, "longest", longest)
+    longest = min(longest, int(lengths.max(initial=1)))          # an int of any size may be given
     return np.minimum(lengths, longest), int((lengths > longest).sum())
 
 

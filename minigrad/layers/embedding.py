@@ -76,15 +76,15 @@ class SinusoidalPositions(Layer):
         check_count("SinusoidalPositions", "d", d)
         self.d = d
 
-    def positions(self, L):
-        """p (L, d), on the host, in float64."""
-        angles = np.arange(L)[:, None] / 10000.0**(np.arange(0, self.d, 2) / self.d)      # (L, d/2 rounded up)
-        return np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(L, 2 * angles.shape[1])[:, :self.d]
+    def positions(self, L, xp=np):
+        """p (L, d), in float64."""
+        angles = xp.arange(L)[:, None] / 10000.0**(xp.arange(0, self.d, 2) / self.d)      # (L, d/2 rounded up)
+        return xp.stack([xp.sin(angles), xp.cos(angles)], axis=2).reshape(L, 2 * angles.shape[1])[:, :self.d]
 
     def forward(self, x, mask=None, rng=None):
         xp = array_module(x=x, mask=mask)
         check_rank_and_width("SinusoidalPositions", "x", x, 3, self.d)
-        return x + xp.asarray(self.positions(x.shape[1]).astype(x.dtype)), (x.shape,)
+        return x + self.positions(x.shape[1], xp).astype(x.dtype), (x.shape,)
 
     def backward(self, dy, cache):
         shape, = cache

@@ -39,6 +39,11 @@ class Recurrent(Layer):
         value = self.parameters()[0].value
         return tuple(zeros(shape, value.dtype, array_module(value)) for shape in self._state_shapes(batch).values())
 
+    def columns(self):
+        """(columns of y that are read from the left, all columns of y)."""
+        first, *_ = self.zero_state(1)                                       # (1, h), as wide as y
+        return first.shape[-1], first.shape[-1]
+
     def check_input(self, x, mask, d):
         """Raise unless x is floating point (B, L, d) and mask, if any, boolean (B, L)."""
         name = type(self).__name__
@@ -168,6 +173,9 @@ class Stack(Recurrent):
     def zero_state(self, batch):
         return tuple(layer.zero_state(batch) for layer in self.layers)
 
+    def columns(self):
+        return self.layers[-1].columns()
+
     def _split(self, state, name):
         if state is None:
             return (None,) * len(self.layers)
@@ -223,6 +231,10 @@ class Bidirectional(Recurrent):
 
     def zero_state(self, batch):
         return self.forward_layer.zero_state(batch), self.backward_layer.zero_state(batch)
+
+    def columns(self):
+        (_, h_f), (_, h_b) = self.forward_layer.columns(), self.backward_layer.columns()
+        return h_f, h_f + h_b
 
 
 def _pair(state, name):

@@ -1,6 +1,6 @@
 """The plain recurrent networks: RNN, its shortcuts over time, and IRNN.
 
-RNN takes the steps that lead to RRALSTM (Wang 2017, arXiv 1709.03714, equations 3 to 5):
+RNN takes the steps that lead to RRALSTM (Wang 2017, arXiv 1709.03714, equations 3 to 5, rebuilt from the paper's text):
 
     h_t = tanh(x_t W + h_{t-1} U + b)                           (3)   the recurrent network
           ... + h_{t-k}  or  h_{t-k} W_f                        (4)   residual: a shortcut over k steps

@@ -41,7 +41,7 @@ class Tanh:
     """m = tanh(z). Backward: dz = dh (1 - m^2)."""
 
     def __init__(self, u):
-        self.xp, self.slope, self.one = array_module(u), u, array_module(u).asarray(1, u.dtype)
+        self.xp, self.slope, self.one = array_module(u), u, array_module(u).ones((), u.dtype)
 
     def forward(self, z):
         self.xp.tanh(z, out=z)
@@ -56,7 +56,7 @@ class Relu:
     """m = max(z, 0). Backward: dz = dh [m > 0]; at z = 0 it is 0."""
 
     def __init__(self, u):
-        self.xp, self.zero = array_module(u), array_module(u).asarray(0, u.dtype)
+        self.xp, self.zero = array_module(u), array_module(u).zeros((), u.dtype)
 
     def forward(self, z):
         self.xp.maximum(z, self.zero, out=z)

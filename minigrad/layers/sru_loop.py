@@ -46,7 +46,7 @@ def recurrence_forward(n, x, c, weights, *, scale=1.0, activation="identity", m=
 
     u0, f, r, c, y, x_highway = (_rows(array) for array in (u[0], u[1], u[2], cs, hs, highway))   # (T, B h)
     half_v_f, half_v_r = (_row(v / 2, B, dtype) for v in (v_f, v_r))         # (B h,)
-    half = xp.asarray(0.5, dtype)                                            # quicker than a Python float
+    half = xp.full((), 0.5, dtype)                                           # quicker than a Python float
     multiply, add, subtract, tanh = xp.multiply, xp.add, xp.subtract, xp.tanh
     for now, after in _chunks(T):
         c_old, c_new, r_now, y_now, highway_now = c[now], c[after], r[now], y[now], x_highway[now]
@@ -99,7 +99,7 @@ def recurrence_backward(dh, dc, cache, weights, *, scale=1.0, activation="identi
     u0, f, r, c, x_highway, dy, dc, du0, du1, du2, dhighway = (_rows(array) for array in (
         u[0], u[1], u[2], cs, highway, dh, dcs, du[0], du[1], du[2], du[3] if k == 4 else dx))
     v_f, v_r, m = _row(v_f, B, dtype), _row(v_r, B, dtype), None if m is None else m.reshape(-1)
-    one, ones = xp.asarray(1, dtype), xp.ones(CHUNK, dtype)
+    one, ones = xp.ones((), dtype), xp.ones(CHUNK, dtype)
     carry, dv_f, dv_r = empty((B * h,), dtype, xp), zeros((B * h,), dtype, xp), zeros((B * h,), dtype, xp)
     a, e, product = (empty((min(CHUNK, T), B * h), dtype, xp) for _ in range(3))
     multiply, add, subtract = xp.multiply, xp.add, xp.subtract

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from minigrad.backend import array_module, elementwise, matmul
+from minigrad.backend import array_module, elementwise, matmul, on_host
 from minigrad.backend import zeros as zeros_of
 from minigrad.check import check_choice, check_count, check_mask, check_rank_and_width, check_shape
 from minigrad.functional import gelu, gelu_tanh, relu
@@ -120,14 +120,21 @@ class _Block(Layer):
 
 
 def _rows(array, mask):
-    """(N, d) of an array (B, L, d): the N real positions. What stands at padded ones, NaN included, ends here."""
-    return array if mask is None else array[mask]
+    """(N, d) of an array (B, L, d): the N real positions. What stands at padded ones, NaN included, ends here.
+
+    On a GPU it stays (B, L, d), with zeros at padded positions: the host would have to wait for N.
+    """
+    if mask is None or on_host(mask):
+        return array if mask is None else array[mask]
+    return array_module(array).where(mask[:, :, None], array, 0)
 
 
 def _placed(rows, mask):
     """The inverse of `_rows`, with zeros at padded positions."""
     if mask is None:
         return rows
+    if not on_host(mask):
+        return _rows(rows, mask)
     array = zeros_of((*mask.shape, rows.shape[-1]), rows.dtype, array_module(rows))
     array[mask] = rows
     return array

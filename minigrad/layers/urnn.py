@@ -142,13 +142,15 @@ class URNN(Recurrent):
     omega1, omega2, omega3, b (h,); v1, v2, h0 (2h,) and V (d, 2h), in halves [Re | Im]. h0 is the state before a
     sequence, learned. At the start omega ~ U(-pi, pi), v and V Glorot uniform, b ~ U(-0.01, 0.01) and
     h0 ~ U(-a, a), a = sqrt(3 / (2h)). The permutation P is drawn here and stays. It is no Parameter: a model that is to
-    read a checkpoint must be made from the same seed.
+    read a checkpoint must be made from the same seed; a training checkpoint tells when it is not.
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, 2h), (h,)), cache; state: h (B, 2h), None for h0.
     The dtype is that of x and the parameters together, float32 at least. Nothing is drawn: rng has no effect.
 
     Raises ValueError for wrong shapes, TypeError for wrong dtypes, float16 among them, or a mix of devices.
     """
+
+    constants = ("permutation",)
 
     def __init__(self, d, h, *, rng=None, dtype=None):
         check_count("URNN", "d", d)

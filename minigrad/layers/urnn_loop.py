@@ -33,11 +33,10 @@ class Chain(NamedTuple):
     @classmethod
     def of(cls, omegas, vs, permutation, B, dtype):
         """From omega1, omega2, omega3 (h,) and v1, v2 (2h,), computed in `dtype`, a real one."""
-        xp = array_module(*omegas, *vs)
+        xp = array_module(*omegas, *vs, permutation=permutation)
         D = tuple(rows_of(xp.exp(1j * omega.astype(dtype, copy=False)), B) for omega in omegas)
         vs = tuple(joined(v.astype(dtype, copy=False)) for v in vs)
         ws = tuple(2 / (v.real * v.real + v.imag * v.imag).sum() * v.conj() for v in vs)
-        permutation = xp.asarray(permutation)                                # kept on the host
         return cls(D, tuple(rows.conj() for rows in D), vs, ws, permutation, xp.argsort(permutation))
 
     def forward(self, h, y1, y2, out):
