@@ -46,7 +46,8 @@ def quick_figures(request, monkeypatch):
 
 @pytest.fixture
 def fake_gpu(monkeypatch):
-    """The strict stand-in for CuPy (tests/fake_cupy.py) as the module cupy, with one device."""
+    """The strict stand-in for CuPy (tests/fake_cupy.py) as the module cupy, with one device; it runs no kernels."""
     import fake_cupy
 
+    monkeypatch.setenv("MINIGRAD_KERNELS", "0")
     return fake_cupy.install(monkeypatch)
