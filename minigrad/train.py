@@ -1,7 +1,7 @@
 """The training loop that serves every task: run folder, log, checkpoints, exact resume, clean ends.
 
 A run is a function of its configuration: the examples of a step and its random numbers depend on (seed, step) alone,
-so a run that is killed anywhere and resumed ends in the same bytes as one never stopped.
+so a run that is killed anywhere and resumed ends in the same numbers, bit for bit, as one never stopped.
 """
 
 import contextlib

@@ -218,7 +218,7 @@ def seconds_for(task, name, settings, steps, start=0):
     """
     device, per_epoch = device_of(settings), task.batches.per_epoch
     model = task.build(name).to_device(device)
-    optimizer, tried, of_test = optimizer_of(settings, model.parameters()), [], list(task.part())
+    optimizer, of_test = optimizer_of(settings, model.parameters()), list(task.part())
     sizes = [task.batches[step][0].size for step in range(0, per_epoch, max(per_epoch // SAMPLED, 1))]
 
     def train_one_step(batch):

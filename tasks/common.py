@@ -256,7 +256,6 @@ def tell(text):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-
 def run(main, argv=None):
     """Call `main(argv)` and turn what ends a run into one line and an exit status."""
     for stream in (sys.stdout, sys.stderr):

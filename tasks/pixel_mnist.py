@@ -1,6 +1,6 @@
 """Pixel-by-pixel MNIST: RRA beside LSTM, IRNN, uRNN and RWA (Wang 2017, section 4.2, Figure 5, Table 1).
 
-    python tasks/pixel_mnist.py --rows                   28 steps of 28 pixels, not the paper's task: a minute on a CPU
+    python tasks/pixel_mnist.py --rows                   28 steps of 28 pixels, not the paper's task: two minutes
     python tasks/pixel_mnist.py --stride 4               49 steps, each the mean of 4 x 4 pixels: not it either
     python tasks/pixel_mnist.py --paper --device gpu     the paper's task and setting: 784 steps of one pixel, 256 units
     python tasks/pixel_mnist.py --paper --permuted --compare rra,lstm,irnn,urnn,rwa --device gpu

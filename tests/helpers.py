@@ -1,7 +1,11 @@
 """Small functions that several test files use."""
 
+import json
+
 import numpy as np
 
+from minigrad.checkpoint import load_checkpoint
+from minigrad.runlog import read_log
 from minigrad.tree import tree_leaves, tree_map
 
 
@@ -63,3 +67,19 @@ def all_gradients(layer, x, keywords, dout):
     layer.zero_grad()
     returned = layer.backward(dout, cache)
     return out, returned, grads(layer)
+
+
+# ---- the folder of a run ---------------------------------------------------------------------------------
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+def content(folder):
+    """What a run is, without the seconds: {file: tensors}, the log, the result."""
+    tensors = {name: load_checkpoint(folder / f"{name}.safetensors") for name in ("last", "best")}
+    _, rows = read_log(folder / "log.csv")
+    return ({name: ({key: value.tobytes() for key, value in found.items()}, meta["step"], meta["best"])
+             for name, (found, meta) in tensors.items()},
+            [{key: value for key, value in row.items() if key != "seconds"} for row in rows],
+            {key: value for key, value in result(folder).items() if key != "seconds"})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import content, result
 
 from minigrad.backend import gpu_problem
 from minigrad.checkpoint import load_checkpoint, save_checkpoint
@@ -82,10 +83,6 @@ def finished(ten_steps, tmp_path):
     return Path(shutil.copytree(ten_steps, tmp_path / "run"))
 
 
-def result(folder):
-    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
-
-
 def test_not_enough_memory_says_what_to_cut(small, tmp_path, capsys, monkeypatch):
     def fails(*arguments):
         raise MemoryError
@@ -112,16 +109,6 @@ def test_other_reviews_are_told_on_resume(finished, data, tmp_path, capsys):
     status, _, err = ran(capsys, "--resume", finished, "--steps", 12, "--data", other)
     assert status == 2
     assert "reviews is " in err
-
-
-def content(folder):
-    """What a run is, without the seconds: {file: tensors}, the log, the result."""
-    tensors = {name: load_checkpoint(folder / f"{name}.safetensors") for name in ("last", "best")}
-    _, rows = read_log(folder / "log.csv")
-    return ({name: ({key: value.tobytes() for key, value in found.items()}, meta["step"], meta["best"])
-             for name, (found, meta) in tensors.items()},
-            [{key: value for key, value in row.items() if key != "seconds"} for row in rows],
-            {key: value for key, value in result(folder).items() if key != "seconds"})
 
 
 # ---- runs ------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import content, result
 
 from minigrad.backend import gpu_problem
 from minigrad.checkpoint import load_checkpoint
@@ -60,20 +61,6 @@ def ran(capsys, *argv):
         status = end.code
     out, err = capsys.readouterr()
     return status, out, err
-
-
-def result(folder):
-    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
-
-
-def content(folder):
-    """What a run is, without the seconds: {file: tensors}, the log, the result."""
-    tensors = {name: load_checkpoint(folder / f"{name}.safetensors") for name in ("last", "best")}
-    _, rows = read_log(folder / "log.csv")
-    return ({name: ({key: value.tobytes() for key, value in found.items()}, meta["step"], meta["best"])
-             for name, (found, meta) in tensors.items()},
-            [{key: value for key, value in row.items() if key != "seconds"} for row in rows],
-            {key: value for key, value in result(folder).items() if key != "seconds"})
 
 
 # ---- runs ------------------------------------------------------------------------------------------------
