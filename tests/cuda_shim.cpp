@@ -2,6 +2,8 @@
 
 #include "cuda_shim.h"
 
+#include <ucontext.h>
+
 #include <barrier>
 #include <cstdio>
 #include <cstdlib>
@@ -11,43 +13,108 @@
 
 __thread Dim3 threadIdx, blockIdx;
 Dim3 blockDim, gridDim;
-static std::barrier<>* barrier;       // of the block that runs; none: its threads run one after another
+static void (*wait_for_the_block)();  // none: the kernel's own text has no __syncthreads
 
-void __syncthreads() {
-    if (!barrier) {
-        std::fputs("a kernel without __syncthreads in its own text called it\n", stderr);
-        std::abort();
-    }
-    barrier->arrive_and_wait();
+static void fail(const char* sentence) {
+    std::fprintf(stderr, "%s\n", sentence);
+    std::abort();
 }
 
-// Run body(arguments) for every thread of the blocks first ... of the grid.
-extern "C" void launch(void (*body)(void**), void** arguments, int synchronises, const unsigned* grid,
-                       const unsigned* block, unsigned first) {
+void __syncthreads() {
+    if (!wait_for_the_block) fail("a kernel without __syncthreads in its own text called it");
+    wait_for_the_block();
+}
+
+static void be_thread(unsigned n) { threadIdx = {n % blockDim.x, n / blockDim.x, 0}; }
+
+template <class Each> static void for_each_block(unsigned first, Each each) {
+    for (unsigned y = 0; y < gridDim.y; y++)
+        for (unsigned x = first; x < gridDim.x; x++) {
+            blockIdx = {x, y, 0};
+            each();
+        }
+}
+
+// ---- the threads of a block as fibers of one thread ----------------------------------------------------------
+// They take turns at each __syncthreads, up and down in turn: what a missing one breaks is broken at every run.
+
+const size_t STACK = 1 << 16;
+struct Fiber { ucontext_t context; std::vector<char> stack = std::vector<char>(STACK); bool waits; };
+static std::vector<Fiber> fibers;
+static ucontext_t scheduler;
+static Fiber* current;
+static void (*fiber_body)(void**);
+static void** fiber_arguments;
+
+static void yield_fiber() {
+    current->waits = true;
+    swapcontext(&current->context, &scheduler);
+}
+
+static void run_fiber() { fiber_body(fiber_arguments); }         // then the scheduler goes on (uc_link)
+
+static void run_block_of_fibers(unsigned threads) {
+    for (unsigned n = 0; n < threads; n++) {
+        ucontext_t& context = fibers[n].context;
+        getcontext(&context);
+        context.uc_stack.ss_sp = fibers[n].stack.data();
+        context.uc_stack.ss_size = STACK;
+        context.uc_link = &scheduler;
+        makecontext(&context, run_fiber, 0);
+    }
+    for (unsigned round = 0, waiting = threads; waiting; round++) {
+        waiting = 0;
+        for (unsigned i = 0; i < threads; i++) {
+            const unsigned n = round % 2 ? threads - 1 - i : i;
+            current = &fibers[n];
+            current->waits = false;
+            be_thread(n);
+            swapcontext(&scheduler, &current->context);
+            waiting += current->waits;
+        }
+        if (waiting && waiting < threads) fail("some threads of a block wait in __syncthreads, others have ended");
+    }
+}
+
+// ---- a thread of the machine for each thread of a block ------------------------------------------------------
+
+static std::barrier<>* barrier;
+
+static void run_threads(void (*body)(void**), void** arguments, unsigned threads, unsigned first) {
+    std::barrier<> shared(threads);
+    barrier = &shared;
+    wait_for_the_block = [] { barrier->arrive_and_wait(); };
+    std::vector<std::thread> team;
+    for (unsigned n = 0; n < threads; n++)
+        team.emplace_back([&, n] {
+            be_thread(n);
+            for_each_block(first, [&] { body(arguments); shared.arrive_and_wait(); });
+        });
+    for (auto& thread : team) thread.join();
+}
+
+// Run body(arguments) for every thread of the blocks first ... of the grid. how: 0, one thread after another, for a
+// kernel that does not synchronise; 1, fibers; 2, threads and a barrier.
+extern "C" void launch(void (*body)(void**), void** arguments, int how, const unsigned* grid, const unsigned* block,
+                       unsigned first) {
     gridDim = {grid[0], grid[1], 1};
     blockDim = {block[0], block[1], 1};
     const unsigned threads = block[0] * block[1];
-    auto run = [=](unsigned thread) {
-        threadIdx = {thread % block[0], thread / block[0], 0};
-        body(arguments);
-    };
-    std::barrier<> shared(threads);
-    barrier = synchronises ? &shared : nullptr;
-    auto blocks = [&](auto each) {
-        for (unsigned y = 0; y < grid[1]; y++)
-            for (unsigned x = first; x < grid[0]; x++) {
-                blockIdx = {x, y, 0};
-                each();
-            }
-    };
-    if (!synchronises) {
-        blocks([&] { for (unsigned thread = 0; thread < threads; thread++) run(thread); });
-        return;
+    wait_for_the_block = nullptr;
+    if (how == 2) return run_threads(body, arguments, threads, first);
+    if (how == 1) {
+        if (fibers.size() < threads) fibers.resize(threads);
+        wait_for_the_block = yield_fiber;
+        fiber_body = body;
+        fiber_arguments = arguments;
     }
-    std::vector<std::thread> team;
-    for (unsigned thread = 0; thread < threads; thread++)
-        team.emplace_back([&, thread] { blocks([&] { run(thread); shared.arrive_and_wait(); }); });
-    for (auto& thread : team) thread.join();
+    for_each_block(first, [=] {
+        if (how == 1) return run_block_of_fibers(threads);
+        for (unsigned n = 0; n < threads; n++) {
+            be_thread(n);
+            body(arguments);
+        }
+    });
 }
 
 float half_to_float(unsigned short bits) {

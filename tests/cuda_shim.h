@@ -1,7 +1,7 @@
 // What makes CUDA C of minigrad/kernels/*.cu plain C++: the words, the built-in variables, and the launch of a grid.
 //
-// A kernel that calls __syncthreads runs with one thread of the machine for each CUDA thread of a block, any other in a
-// loop. Blocks run one after another, so that a __shared__ variable may be a static one.
+// The threads of a block are fibers where a kernel calls __syncthreads, or, when asked for, threads of the machine with a
+// std::barrier; else a loop. Blocks run one after another, so that a __shared__ variable may be a static one.
 
 #pragma once
 #include <math.h>                     // libstdc++'s: exp, tanh, sqrt of float and double in the global namespace

@@ -69,8 +69,8 @@ class Shim:
             library = compiled("-shared", path, self.runtime, "-o", folder / f"{dtype}.so")
             self.libraries[dtype] = ctypes.CDLL(str(library))
 
-    def kernel(self, source, name, dtype, first=0):
-        """As minigrad.kernels.kernel. first: the first block that is run."""
+    def kernel(self, source, name, dtype, first=0, fibers=True):
+        """As minigrad.kernels.kernel. first: the first block that is run; fibers: else threads of the machine."""
         dtype = np.dtype(dtype)
         kernels.options(dtype)                                               # raises for a dtype without kernels
         parameters, synchronises = self.signatures[source][name]
@@ -85,7 +85,8 @@ class Shim:
             values = [as_argument(value, *parameter, dtype) for value, parameter in zip(arguments, parameters)]
             pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
             sizes = [(ctypes.c_uint * 2)(*(*n, 1)[:2]) for n in (grid, block)]
-            library.launch(body, pointers, int(synchronises), *sizes, ctypes.c_uint(first))
+            how = 0 if not synchronises else 1 if fibers else 2              # of cuda_shim.cpp
+            library.launch(body, pointers, how, *sizes, ctypes.c_uint(first))
         return launch
 
 

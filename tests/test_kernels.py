@@ -320,6 +320,26 @@ def test_norms_at_the_ends_of_the_range(put, through_kernels, norm):
     assert np.isfinite(norm) or all(np.isnan(asnumpy(p.grad)).all() for p in parameters)
 
 
+@no_gxx
+@pytest.mark.slow
+@every_dtype
+def test_with_a_thread_for_each_thread(shim, monkeypatch, dtype):
+    """Every kernel that synchronises, with threads of the machine and a std::barrier in place of fibers."""
+    launched = set()
+
+    def kernel(family, name, dtype):
+        launched.add(name)
+        return shim.kernel(family, name, dtype, fibers=False)
+    on_the_shim(monkeypatch, kernel)
+    norm_parity(copy, (3, 33), dtype)
+    softmax_parity(copy, (3, 4, 9), 0, 0, "full", True, None, dtype)
+    loop_parity(copy, 5, 2, 2, 7, 2, 1, True, "gaps", dtype)
+    gradients = [drawn(np.random.default_rng(0), (5, 7), dtype)]
+    np.testing.assert_allclose(fused.grad_norm(gradients), np.linalg.norm(gradients[0].astype("float64")), rtol=1e-14)
+    assert launched >= {name for found in shim.signatures.values() for name, (_, synchronises) in found.items()
+                        if synchronises}
+
+
 # ---- whole layers ----------------------------------------------------------------------------------------
 
 def outcome(case):
