@@ -82,6 +82,9 @@ class Optimizer:
 
     def zero_grad(self):
         """Fill every gradient with zeros, in place."""
+        if fused := kernels.of(array_module(self.parameters[0].grad)):
+            fused.zero_gradients([parameter.grad for parameter in self.parameters])
+            return
         for parameter in self.parameters:
             parameter.zero_grad()
 
@@ -277,9 +280,13 @@ def clip_grad_value(parameters, max_value):
     Raises ValueError for a negative or NaN max_value.
     """
     check_number("clip_grad_value", "max_value", max_value, 0)
-    for parameter in unique_parameters(parameters, "clip_grad_value"):
-        g = parameter.grad
-        array_module(g).clip(g, -max_value, max_value, out=g)
+    gradients = [parameter.grad for parameter in unique_parameters(parameters, "clip_grad_value")]
+    xp = array_module(*gradients)
+    if fused := kernels.of(xp):
+        fused.clip_gradients(gradients, max_value)
+        return
+    for g in gradients:
+        xp.clip(g, -max_value, max_value, out=g)
 
 
 def grad_norm(parameters):

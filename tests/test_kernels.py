@@ -309,6 +309,28 @@ def test_the_norm_and_clipping(put, through_kernels, dtype):
     assert_near([p.grad for p in moved], [p.grad for p in plain], dtype)
 
 
+@every_dtype
+@pytest.mark.parametrize("c", [0.25, np.float64(0.1), 0, np.inf])
+def test_clipping_by_value_and_zeros(put, through_kernels, c, dtype):
+    """NaN stays, Inf is clipped; one gradient is every second column of an array."""
+    rng, gradients = np.random.default_rng(0), []
+    for shape in (*SHAPES, (6, 10)):
+        g = drawn(rng, shape, dtype)
+        g.reshape(-1)[:3] = [np.nan, np.inf, -np.inf][:g.size]
+        gradients.append(g)
+    expected = [np.clip(g, -c, c).astype(dtype) for g in gradients]
+    parameters = [Parameter(value) for value in put(gradients)]
+    for parameter, g in zip(parameters, put(gradients)):
+        parameter.grad = g
+    parameters[-1].grad, expected[-1] = parameters[-1].grad[:, ::2], expected[-1][:, ::2]
+    through_kernels()
+    optim.clip_grad_value(parameters, c)
+    for parameter, right in zip(parameters, expected):
+        np.testing.assert_array_equal(asnumpy(parameter.grad), right)
+    optim.SGD(parameters).zero_grad()
+    assert all((asnumpy(parameter.grad) == 0).all() for parameter in parameters)
+
+
 @pytest.mark.parametrize("norm", [np.nan, np.inf, 1e200, 3e-310, 0])
 def test_norms_at_the_ends_of_the_range(put, through_kernels, norm):
     through_kernels()
@@ -454,6 +476,8 @@ def test_steps_and_clipping_move_nothing(stand_in, optimizer, settings):
         optim.clip_grad_norm(parameters, 1.0)
         run.step()
     with stand_in.no_transfers():
+        run.zero_grad()
+        optim.clip_grad_value(parameters, 1.0)
         optim.clip_grad_norm(parameters, 1.0)
         run.step()
 

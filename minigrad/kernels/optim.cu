@@ -128,3 +128,18 @@ extern "C" __global__ void shrink_gradients(const Index* table, const Index* wor
     const Entries e = entries_of_block(table, work);
     for (Index i = e.first + threadIdx.x; i < e.end; i += blockDim.x) store(e.g, i, load(e.g, i) * Acc(factor[0]));
 }
+
+// g_i <- max(-c, min(g_i, c)); NaN stays
+extern "C" __global__ void clip_gradients(const Index* table, const Index* work, double c) {
+    const Entries e = entries_of_block(table, work);
+    for (Index i = e.first + threadIdx.x; i < e.end; i += blockDim.x) {
+        const Acc g = load(e.g, i);
+        store(e.g, i, g > Acc(c) ? Acc(c) : g < -Acc(c) ? -Acc(c) : g);
+    }
+}
+
+// g_i <- 0
+extern "C" __global__ void zero_gradients(const Index* table, const Index* work) {
+    const Entries e = entries_of_block(table, work);
+    for (Index i = e.first + threadIdx.x; i < e.end; i += blockDim.x) store(e.g, i, Acc(0));
+}

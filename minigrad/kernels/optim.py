@@ -90,12 +90,30 @@ def grad_norm(gradients):
 
 def shrink_gradients(gradients, factor):
     """g <- factor g, in place; factor a 0-d float64 array."""
-    with device_of(factor):
-        for dtype, table, work in _tables([(None, g) for g in gradients if _dense(g)]):
-            kernels.kernel("optim", "shrink_gradients", dtype)(len(work), THREADS, table, work, factor)
-        for g in gradients:
-            if not _dense(g):
-                g *= factor.astype(g.dtype)
+    for g in _over_gradients(gradients, "shrink_gradients", factor):
+        g *= factor.astype(g.dtype)
+
+
+def clip_gradients(gradients, max_value):
+    """g <- max(-c, min(g, c)), in place; max_value: c, a number."""
+    for g in _over_gradients(gradients, "clip_gradients", float(max_value)):
+        array_module(g).clip(g, -max_value, max_value, out=g)
+
+
+def zero_gradients(gradients):
+    """g <- 0, in place."""
+    for g in _over_gradients(gradients, "zero_gradients"):
+        g[...] = 0
+
+
+def _over_gradients(gradients, name, *arguments):
+    """Launch a kernel for the gradients that fill a piece of memory each; the others are left to the caller."""
+    dense = [(None, g) for g in gradients if _dense(g)]
+    if dense:
+        with device_of(dense[0][1]):
+            for dtype, table, work in _tables(dense):
+                kernels.kernel("optim", name, dtype)(len(work), THREADS, table, work, *arguments)
+    return [g for g in gradients if not _dense(g)]
 
 
 def _each(tables, name, *arguments):
