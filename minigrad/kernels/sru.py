@@ -31,9 +31,8 @@ def recurrence_forward(n, x, c, weights, *, scale=1.0, activation="identity", m=
     cs, hs = empty((T + 1, B, h), dtype, xp), empty((T, B, h), dtype, xp)
     cs[0] = 0 if c is None else c
     highway = u.reshape(T, B, k, h)[:, :, 3] if k == 4 else given(x, dtype, xp)
-    kernels.kernel("sru", "sru_forward", dtype)(
-        blocks_for(B * h, THREADS), THREADS, u, 0 if k == 4 else highway, *(given(v, dtype, xp) for v in vectors),
-        given(m, dtype, xp), cs, hs, float(scale), int(activation == "tanh"), T, B, h, k)
+    launch_forward(u, 0 if k == 4 else highway, [given(v, dtype, xp) for v in vectors], given(m, dtype, xp), cs, hs,
+                   scale, activation)
     last = cs[T] if lengths is None else cs[lengths, xp.arange(B)]
     return hs, last.copy(), RecurrenceCache(n, u, cs, highway, m, lengths)
 
@@ -48,10 +47,31 @@ def recurrence_backward(dh, dc, cache, weights, *, scale=1.0, activation="identi
     du, dc0 = empty((T, B, k * h), dtype, xp), empty((B, h), dtype, xp)
     dx = None if k == 4 else empty((T, B, h), dtype, xp)
     sums = empty((4, B, h), sum_dtype(dtype), xp)                            # dv_f, dv_r, db_f, db_r of each sample
-    kernels.kernel("sru", "sru_backward", dtype)(
-        blocks_for(B * h, THREADS), THREADS, u, 0 if k == 4 else highway, *(given(v, dtype, xp) for v in vectors),
-        given(m, dtype, xp), cs, given(dh, dtype, xp), given(dc, dtype, xp), given(lengths, "int64", xp), du,
-        0 if dx is None else dx, dc0, sums, float(scale), int(activation == "tanh"), T, B, h, k)
+    launch_backward(u, 0 if k == 4 else highway, [given(v, dtype, xp) for v in vectors], given(m, dtype, xp), cs,
+                    given(dh, dtype, xp), given(dc, dtype, xp), given(lengths, "int64", xp), du,
+                    0 if dx is None else dx, dc0, sums, scale, activation)
     dW = n.reshape(T * B, w).T @ du.reshape(T * B, k * h)
     dn = matmul(du, W.astype(dtype, copy=False).T)
     return (dn, dx, dc0), (dW, *sums.sum(axis=1).astype(dtype, copy=False))
+
+
+# ---- the launches alone ----------------------------------------------------------------------------------
+# C-contiguous arrays of one dtype (lengths int64, sums as summed), 0 for one that is not there; results are written
+# into the last arrays.
+
+def launch_forward(u, x, vectors, m, cs, hs, scale=1.0, activation="identity"):
+    """One launch: cs[1:] and hs (T, B, h) from u (T, B, k h), x (T, B, h), v_f, v_r, b_f, b_r and cs[0]."""
+    _launch("sru_forward", u, hs.shape, (u, x, *vectors, m, cs, hs), scale, activation)
+
+
+def launch_backward(u, x, vectors, m, cs, dh, dc, lengths, du, dx, dc0, sums, scale=1.0, activation="identity"):
+    """One launch: du, dx, dc0 (B, h) and the samples' sums (4, B, h) from what forward had, cs, dh and dc."""
+    T, B, _ = u.shape
+    _launch("sru_backward", u, (T, B, dc0.shape[1]), (u, x, *vectors, m, cs, dh, dc, lengths, du, dx, dc0, sums), scale,
+            activation)
+
+
+def _launch(name, u, shape, arrays, scale, activation):
+    T, B, h = shape
+    kernels.kernel("sru", name, u.dtype)(
+        blocks_for(B * h, THREADS), THREADS, *arrays, float(scale), int(activation == "tanh"), T, B, h, u.shape[2] // h)
