@@ -1,7 +1,8 @@
 """Losses, as namespaces of a forward and a backward: loss, cache = f.forward(...), then f.backward(cache).
 
 The loss is a 0-d array on the device of its inputs (reading it as a float is the caller's act, since on a GPU it
-waits). `backward(cache, dloss=1.0)` returns the gradient of the first input alone: targets and masks are constants.
+waits). `backward(cache, dloss=1.0)` returns the gradient of the first input alone, in its dtype: targets and masks are
+constants. dloss is a number, or a 0-d array on that device.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +31,12 @@ class mean_squared_error:
     @staticmethod
     def backward(cache, dloss=1.0):
         difference, = cache
-        return difference * (2.0 / difference.size) * dloss
+        return difference * (2.0 / difference.size) * _in_dtype(dloss, difference.dtype)
+
+
+def _in_dtype(dloss, dtype):
+    """A NumPy scalar or 0-d array as this dtype; a Python number, which takes any, as it is."""
+    return dloss.astype(dtype) if hasattr(dloss, "astype") else dloss
 
 
 class _CrossEntropyCache(NamedTuple):
@@ -81,7 +87,7 @@ class softmax_cross_entropy:
         """softmax(logits) is exponentials / sums: the division goes into the weight of each row."""
         exponentials, sums, ids, weight, shape = cache
         xp = array_module(exponentials)
-        weight = (weight * dloss)[:, None]                                       # (N, 1)
+        weight = (weight * _in_dtype(dloss, weight.dtype))[:, None]              # (N, 1)
         dlogits = empty(exponentials.shape, xp.result_type(exponentials, weight), xp)
         xp.multiply(exponentials, weight / sums, out=dlogits)
         dlogits[xp.arange(ids.size), ids] -= weight[:, 0]

@@ -103,6 +103,9 @@ def settings_of(parser, argv, defaults):
     Raises UsageError for a flag that contradicts the resumed run, CheckpointError for a folder that is no run.
     """
     given = _given(parser, argv)
+    for flag in ("model", "layer"):
+        if flag in given and "compare" in given:
+            raise UsageError(f"--compare has no meaning with --{flag} {given[flag]}; expected one of the two")
     if "resume" not in given:
         return {**SHARED_DEFAULTS, **defaults(given), **given}
     if not given["resume"]:

@@ -87,12 +87,14 @@ def write_config(out, settings):
 
 
 def note_resumed(out, settings):
-    """Bring config.json up to date once a run really goes on: the settings that a resumed run may change, and how."""
-    path = Path(out) / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    """Bring config.json up to date once a run really goes on: the settings that a resumed run may change, and how.
+
+    Raises CheckpointError when it is missing or damaged.
+    """
+    config = _read_config(out)
     config["settings"].update((key, settings[key]) for key in RESUMED_WITH if key in settings)
     config["resumed_with"] = [*config.get("resumed_with", []), environment()["command"]]
-    _write_json(path, config)
+    _write_json(Path(out) / "config.json", config)
 
 
 def _write_json(path, content):
@@ -101,9 +103,14 @@ def _write_json(path, content):
 
 def read_config(out):
     """The settings of a run. Raises CheckpointError when there is no run in the folder."""
+    return _read_config(out)["settings"]
+
+
+def _read_config(out):
     path = Path(out) / "config.json"
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["settings"])
+        config = dict(json.loads(path.read_text(encoding="utf-8")))
+        return {**config, "settings": dict(config["settings"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{out}: no run there: {path.name} is missing or damaged") from error
 

@@ -128,6 +128,17 @@ def test_a_part_of_a_comparison_can_be_resumed_alone(tmp_path, capsys):
     assert load_checkpoint(tmp_path / "run/lstm/last.safetensors")[1]["step"] == 20
 
 
+def test_a_damaged_config_of_a_part_is_one_line(tmp_path, capsys):
+    ran(capsys, *SMALL, "--steps", 10, "--compare", "rra,lstm", "--out", tmp_path / "run")
+    (tmp_path / "run/lstm/config.json").write_text("{")
+    status, _, err = ran(capsys, "--resume", tmp_path / "run", "--steps", 20)
+    *progress, last = err.splitlines()                           # rra goes on before it
+    assert status == 2
+    assert len(progress) <= 1
+    assert last.endswith("lstm: no run there: config.json is missing or damaged")
+    assert (tmp_path / "run/lstm/config.json").read_text() == "{"
+
+
 def test_the_figures_show_every_offset_and_no_untrained_model(tmp_path, monkeypatch, capsys):
     drawn = {}
     monkeypatch.setattr("tasks.figures.draw_runs", lambda path, groups, **_: drawn.update({path.name: groups}))
@@ -172,6 +183,7 @@ def test_when_a_model_beats_the_baseline(values, step, confirmed):
     (["--model", "gru"], "argument --model: invalid choice: 'gru'"),
     (["--compare", "rra,gru"], "--compare has 'gru'; expected names among rra, lstm"),
     (["--compare", "rra,rra"], "--compare names 'rra' twice"),
+    (["--model", "lstm", "--compare", "rra"], "--compare has no meaning with --model lstm"),
     (["--batch-size", "61", "--train-size", "60"], "batch_size is 61, larger than the data (60 examples)"),
     (["--steps", "5", "--epochs", "1"], "--steps and --epochs were both given"),
     (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),

@@ -416,6 +416,7 @@ def test_checkpoints_of_something_else(tmp_path, capsys, trained):
     (["--layer", "gru"], "argument --layer: invalid choice: 'gru'"),
     (["--compare", "srupp,gru"], "--compare has 'gru'; expected names among sru, sru-proj, srupp, lstm"),
     (["--compare", "srupp,srupp"], "--compare names 'srupp' twice"),
+    (["--layer", "sru", "--compare"], "--compare has no meaning with --layer sru"),
     (["--compare"], "comes nearer)"),
     (["--heads", "3"], "--heads is 3; expected a divisor of d' = --width / --ratio = 4"),
     (["--ratio", "17"], "--ratio is 17, larger than --width, 16"),

@@ -49,6 +49,15 @@ def test_mean_squared_error_equals_pytorch(shape):
     np.testing.assert_allclose(mean_squared_error.backward(cache), theirs.grad.numpy(), rtol=1e-13)
 
 
+@pytest.mark.parametrize("dloss", [0.5, np.float64(0.5), np.array(0.5)], ids=repr)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_gradient_has_the_dtype_of_what_it_is_for(masked, dloss):
+    y = np.ones((3, 2), "float32")
+    assert mean_squared_error.backward(mean_squared_error.forward(y, 0 * y)[1], dloss).dtype == "float32"
+    mask = np.array([True, False, True]) if masked else None
+    assert both(y, np.array([0, 1, 1]), mask, dloss)[1].dtype == "float32"
+
+
 def test_mean_squared_error_by_hand():
     y, target = np.array([[1.0], [4.0]]), np.array([[3.0], [1.0]])
     loss, cache = mean_squared_error.forward(y, target)
