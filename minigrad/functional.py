@@ -14,6 +14,7 @@ from minigrad.check import check_count, check_number, check_shape
 
 GELU_CUBE = 0.044715
 QUERY_BLOCK = 64                  # queries at a time, where each block of them sees a part of the keys only
+GPU_QUERY_BLOCK = 1024             # the same on a GPU, where a product is a launch and small ones leave it idle
 
 
 class softmax:
@@ -177,7 +178,7 @@ class softmax_attention:
         scale = 1 / math.sqrt(e) if scale is None else scale
         scaled_q = q * scale
         A, P, drops = _empty_as(q, v.shape[-1], xp.result_type(q, k, v)), [], []
-        for rows, keys in attention_blocks(L, M, causal, window):
+        for rows, keys in attention_blocks(L, M, causal, window, query_block(xp, window)):
             S = matmul(scaled_q[..., rows, :], k[..., keys, :].swapaxes(-1, -2))             # (..., rows, keys)
             seen = None if mask is None else _part(mask, rows, keys)
             P_rows, drop = masked_softmax(S, seen, rows, keys, M - L, causal, window), None
@@ -200,7 +201,7 @@ class softmax_attention:
         xp = array_module(dA)
         check_shape("softmax_attention", "dA", dA, A.shape)
         dq, dk, dv = (_empty_as(array, array.shape[-1], A.dtype) for array in (scaled_q, k, v))
-        blocks = attention_blocks(scaled_q.shape[-2], k.shape[-2], causal, window)
+        blocks = attention_blocks(scaled_q.shape[-2], k.shape[-2], causal, window, query_block(xp, window))
         alone = blocks == [(slice(0, scaled_q.shape[-2]), slice(0, k.shape[-2]))]             # one block of everything
         if not alone:
             dk[...], dv[...] = 0, 0
@@ -272,13 +273,20 @@ def row_sums(x):
     return (x @ array_module(x).ones(x.shape[-1:], x.dtype))[..., None]
 
 
-def attention_blocks(L, M, causal, window):
-    """[(rows, keys)]: slices of queries, and of the keys that any of these queries can see."""
+def query_block(xp, window):
+    """Queries at a time. With a window on a GPU: as many, so that scores of at most 2 L window numbers are kept."""
+    if xp is np:
+        return QUERY_BLOCK
+    return GPU_QUERY_BLOCK if window is None else min(max(window, QUERY_BLOCK), GPU_QUERY_BLOCK)
+
+
+def attention_blocks(L, M, causal, window, block):
+    """[(rows, keys)]: slices of `block` queries, and of the keys that any of these queries can see."""
     if not causal:
         return [(slice(0, L), slice(0, M))]
     blocks = []
-    for first in range(0, L, QUERY_BLOCK):
-        last = min(first + QUERY_BLOCK, L)
+    for first in range(0, L, block):
+        last = min(first + block, L)
         oldest = 0 if window is None else max(0, first + M - L - window + 1)
         blocks.append((slice(first, last), slice(oldest, last + M - L)))
     return blocks

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from minigrad.backend import empty
-from minigrad.functional import attention_blocks, softmax_attention
+from minigrad.functional import QUERY_BLOCK, attention_blocks, softmax_attention
 from minigrad.layers import SRU, SRUpp
 from minigrad.layers.srupp_memory import KeysAndValues
 from models.srupp_lm import build
@@ -54,7 +54,7 @@ def floor_products(L, B, d, p):
     n1, W_o, W_o_T, u = filled(n, p + 1), filled(3, p + 1, h), filled(3, h, p), filled(3, n, h)
     out_d, out_p, out_3p = filled(n, d), filled(n, p), filled(3, n, p)
     blocks = [(rows, keys, *(filled(B, rows.stop - rows.start, keys.stop) for _ in range(2)))        # P; S or dS
-              for rows, keys in attention_blocks(L, L, True, None)]
+              for rows, keys in attention_blocks(L, L, True, None, QUERY_BLOCK)]
 
     def project():
         np.matmul(x, W_q, out=out_p)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oracles import allowed_keys, gradient, pytorch, tensor, torch_attention, torch_backward
 
 from minigrad import functional
-from minigrad.backend import uniform_like
+from minigrad.backend import asnumpy, to_device, uniform_like
 from minigrad.functional import attention_blocks, softmax_attention, softmax_rows
 
 
@@ -124,7 +124,7 @@ def test_dropout_equals_torch_with_the_same_mask(name, block, monkeypatch):
     q, k, v, dA = draw(front, L, M)
     A, cache = softmax_attention.forward(q, k, v, **keywords, dropout=0.4, rng=np.random.default_rng(3))
     drop, rng = np.zeros((*front, L, M)), np.random.default_rng(3)
-    for rows, keys in attention_blocks(L, M, keywords.get("causal"), keywords.get("window")):
+    for rows, keys in attention_blocks(L, M, keywords.get("causal"), keywords.get("window"), functional.QUERY_BLOCK):
         part = drop[..., rows, keys]
         part[...] = (uniform_like(rng, part) >= 0.4) / 0.6
     leaves = [tensor(array) for array in (q, k, v)]
@@ -257,7 +257,7 @@ def test_a_block_holds_the_keys_that_its_queries_see_and_no_others(window):
     L, M = 300, 340
     seen = allowed_keys(L, M, True, window)
     covered = []
-    for rows, keys in attention_blocks(L, M, True, window):
+    for rows, keys in attention_blocks(L, M, True, window, functional.QUERY_BLOCK):
         columns = seen[rows].any(axis=0)
         assert columns[keys].all()
         assert columns.sum() == keys.stop - keys.start
@@ -273,6 +273,20 @@ def test_memory_is_linear_in_L_for_a_window(window):
         return sum(P.size for P in cache.P)
     assert kept(1024) <= 1024 * (functional.QUERY_BLOCK + window - 1)
     assert kept(2048) / kept(1024) == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize(("window", "blocks"), [(None, 1), (7, 4), (100, 2), (5000, 1)])
+def test_blocks_on_a_gpu(fake_gpu, window, blocks):
+    """Few products: one block of causal queries; with a window, memory stays linear in L."""
+    L = 200
+    arrays = draw((2,), L, L)
+    *device_arrays, dA = to_device(arrays, "gpu")
+    A, cache = softmax_attention.forward(*device_arrays, causal=True, window=window)
+    assert len(cache.P) == blocks
+    assert sum(P.size for P in cache.P) <= 2 * L * min(L, 2 * max(window or L, functional.QUERY_BLOCK))
+    expected, expected_cache = softmax_attention.forward(*arrays[:3], causal=True, window=window)
+    assert_close(asnumpy(A), expected, 1e-13)
+    assert_close(tuple(map(asnumpy, gradients(dA, cache))), gradients(arrays[3], expected_cache), 1e-13)
 
 
 def test_causal_attention_keeps_about_half_of_the_pairs():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_bench import QUICK, WITHOUT_LIMIT, ran
 
-from minigrad.functional import attention_blocks
+from minigrad.functional import QUERY_BLOCK, attention_blocks
 from tasks import bench, bench_measure, bench_peers, bench_srupp, bench_srupp_peers
 
 SIZES = [(7, 3, 8, 4), (150, 2, 6, 4)]               # L, B, d, d'; the second: more than one block of queries
@@ -133,7 +133,7 @@ def test_the_floor_is_all_of_the_layers_products(size, monkeypatch):
     L, B, d, p = size
     assert set(products) == {"Q, K, V", "their gradients", "scores and A", "gradients of these", "U", "dW_o",
                              "d of its rows"}
-    pairs = sum((rows.stop - rows.start) * keys.stop for rows, keys in attention_blocks(L, L, True, None))
+    pairs = sum((rows.stop - rows.start) * keys.stop for rows, keys in attention_blocks(L, L, True, None, QUERY_BLOCK))
     for name, factor in [("scores and A", 2), ("gradients of these", 4)]:
         products[name]()
         assert sum(multiplied) == factor * 2 * B * pairs * p
