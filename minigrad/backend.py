@@ -5,6 +5,7 @@ function that computes, and nothing else chooses. There is no global switch, so 
 process. Importing this module never imports CuPy.
 """
 
+import functools
 import importlib
 import math
 import sys
@@ -80,15 +81,15 @@ def gpu_problem():
     try:
         cupy = importlib.import_module("cupy")
     except Exception as error:  # a CuPy that does not fit its NumPy or CUDA fails in many ways
-        return f"CuPy cannot be imported ({_one_line(error)}); how to install it is in README.md, section GPU"
+        return f"CuPy cannot be imported ({one_line(error)}); how to install it is in README.md, section GPU"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:  # CuPy has an error class of its own for each CUDA library
-        return f"CuPy is installed but finds no usable CUDA device ({_one_line(error)})"
-    return None if count else "CuPy is installed but this machine has no CUDA device"
+        return f"CuPy is installed but finds no usable CUDA device ({one_line(error)}); see README.md, section GPU"
+    return None if count else "CuPy is installed but this machine has no CUDA device; see README.md, section GPU"
 
 
-def _one_line(error):
+def one_line(error):
     """The first line of an error's text that says something (CuPy frames its own with rules), else its class."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if any(map(str.isalnum, line))), type(error).__name__)
@@ -112,6 +113,35 @@ def resolve_device(device):
     if device == "gpu" and problem:
         raise DeviceError(f"device 'gpu' was asked for, but {problem}")
     return "cpu" if problem else "gpu"
+
+
+def require_working(device):
+    """As `resolve_device`, once it is seen that a GPU not only answers but computes: kernels compile and run.
+
+    Raises DeviceError, one line, where they do not: CUDA's compiler or headers are not found, say.
+    """
+    device = resolve_device(device)
+    if device == "gpu":
+        try:
+            _first_computation()
+        except Exception as error:  # CuPy has an error class of its own for each library that can be at fault
+            raise DeviceError(f"CuPy finds the GPU but cannot compute on it ({one_line(error)}); see README.md, "
+                              "section GPU") from error
+    return device
+
+
+@functools.cache
+def _first_computation():
+    return float((module_of_device("gpu").ones((2,), DEFAULT_DTYPE) + 1).sum())
+
+
+def device_name(device):
+    """"cpu", or the card and CuPy's version: for the record of a run."""
+    cupy = module_of_device(device)
+    if cupy is np:
+        return "cpu"
+    card = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+    return f"gpu: {card}, CuPy {cupy.__version__}"
 
 
 def module_of_device(device):
@@ -155,10 +185,11 @@ def scatter_add(target, ids, updates):
     """target[ids[n]] += updates[n] for every n, in place; a repeated id receives every one of its updates.
 
     target (V, ...), ids (N,) integer, updates (N, ...). (`target[ids] += updates` would keep one of them.)
-    On the CPU repeated ids are first summed by a sparse one-hot product, several times faster than add.at.
+    On the CPU repeated ids are first summed by a sparse one-hot product, several times faster than add.at. On a GPU
+    they are added in whatever order its threads come (atomicAdd): the last bits of a sum differ from run to run.
 
     Raises ValueError for updates of another shape, IndexError for an id outside 0 ... V-1 (on the CPU; a GPU is
-    not made to wait for the check).
+    not made to wait for the check: CuPy takes the id modulo V).
     """
     xp = array_module(target=target, ids=ids, updates=updates)
     if updates.shape != ids.shape + target.shape[1:]:

@@ -18,9 +18,10 @@ import os  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from minigrad import optim, schedules  # noqa: E402
-from minigrad.backend import DeviceError, resolve_device  # noqa: E402
+from minigrad.backend import DeviceError, require_working  # noqa: E402
 from minigrad.checkpoint import CheckpointError  # noqa: E402
 from minigrad.data import DataError  # noqa: E402
+from minigrad.kernels import KernelError  # noqa: E402
 from minigrad.runlog import RunLog  # noqa: E402
 from minigrad.train import FREE_SETTINGS, Interrupted  # noqa: E402
 from tasks.run_folder import UsageError, note_resumed, read_config, write_config  # noqa: E402
@@ -266,7 +267,7 @@ def run(main, argv=None):
             stream.reconfigure(errors="backslashreplace")
     try:
         main(sys.argv[1:] if argv is None else argv)
-    except (UsageError, CheckpointError, DataError, DeviceError) as error:
+    except (UsageError, CheckpointError, DataError, DeviceError, KernelError) as error:
         return _end(f"error: {error}", 2)
     except ArithmeticError as error:
         return _end(f"stopped: {error}", 1)
@@ -287,5 +288,5 @@ def _end(line, status):
 
 
 def device_of(settings):
-    """The device to compute on. Raises DeviceError when a GPU was asked for and there is none."""
-    return resolve_device(settings["device"])
+    """The device to compute on. Raises DeviceError when a GPU was asked for and there is none, or none that works."""
+    return require_working(settings["device"])

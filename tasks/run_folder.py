@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from minigrad.backend import device_name
 from minigrad.checkpoint import CheckpointError, write_atomically
 
 # What --resume may change.
@@ -83,7 +84,8 @@ class _Held:
 
 def write_config(out, settings):
     """config.json: the settings, and what they ran on (that part is for the reader; resume does not need it)."""
-    _write_json(Path(out) / "config.json", {"settings": settings, "ran_on": environment()})
+    where = device_name(settings.get("device", "cpu"))
+    _write_json(Path(out) / "config.json", {"settings": settings, "ran_on": {**environment(), "device": where}})
 
 
 def note_resumed(out, settings):

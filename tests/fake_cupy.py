@@ -9,11 +9,15 @@ less than CuPy does:
 * only names and parameters that CuPy has (fake_cupy_names.txt) are offered; one that CuPy has and this file does not
   model is an error that says so.
 
+What would be launched on a GPU can be counted (`launches()`): each operation that is not a view counts once, though
+CuPy makes some, a product or `mean`, of several kernels.
+
 What waits and what is copied was read in CuPy's source (_core/_routines_indexing.pyx, _core/_kernel.pyx).
 """
 
 import contextlib
 import sys
+import time
 import types
 
 import numpy as np
@@ -34,6 +38,10 @@ _forbidden = []
 
 class TransferError(AssertionError):
     """Something moved between host and device, or waited, where nothing may."""
+
+
+class UndefinedError(AssertionError):
+    """CuPy's result would depend on which thread comes first."""
 
 
 class NotModelled(NotImplementedError):
@@ -64,6 +72,37 @@ def transfers():
         yield found
     finally:
         found.extend(events[first:])
+
+
+# ---- what is launched ------------------------------------------------------------------------------------
+
+_counting = []                  # the lists that `launches` has open
+
+
+def launched(name):
+    """Note that a GPU would have been given this to do; a kernel that takes a compiled one's place says so too."""
+    for names in _counting:
+        names.append(name)
+
+
+@contextlib.contextmanager
+def launches():
+    """A list of the names of all that is launched within."""
+    names = []
+    _counting.append(names)
+    try:
+        yield names
+    finally:
+        _counting.pop()
+
+
+def _computed(name, result, operand=None):
+    """The result, its launch noted unless it is empty or a view of the operand."""
+    first = result[0] if isinstance(result, tuple | list) and result else result
+    is_view = isinstance(operand, np.ndarray) and isinstance(first, np.ndarray) and np.may_share_memory(first, operand)
+    if not is_view and np.size(first):
+        launched(name)
+    return result
 
 
 # ---- in and out of the stand-in --------------------------------------------------------------------------
@@ -147,6 +186,13 @@ def _index(key, what):
     if not any(part is Ellipsis for part in parts):
         parts.append(Ellipsis)                           # so that an element is a view without axes, as CuPy's
     return tuple(parts), advanced
+
+
+def _each_place_once(array, index):
+    """NumPy keeps the last value that is set at a place, CuPy that of any thread."""
+    places = np.arange(array.size).reshape(array.shape)[index]
+    if len(np.unique(places)) < places.size:
+        raise UndefinedError("setting several values at one place, which a GPU does in no order")
 
 
 # ---- the array -------------------------------------------------------------------------------------------
@@ -238,13 +284,20 @@ class ndarray:
     # ---- indexing ----
 
     def __getitem__(self, key):
-        index, _ = _index(key, "getting")
+        index, advanced = _index(key, "getting")
+        if advanced:
+            launched("getting by an array")
+            return _wrap(np.asarray(self._host[index], order="C"))
         return _wrap(self._host[index])
 
     def __setitem__(self, key, value):
         index, advanced = _index(key, "setting")
         if advanced and isinstance(value, SCALARS):
             _note("to_device", "setting a number at places given by an array")
+        elif advanced:
+            _each_place_once(self._host, index)
+        if _counting and self._host[index].size:
+            launched("setting")
         self._host[index] = _operand(value, "ndarray.__setitem__")
 
     def __len__(self):
@@ -279,11 +332,13 @@ class ndarray:
     mT = property(lambda self: _wrap(self._host.mT))
     real = property(lambda self: _wrap(self._host.real))
     imag = property(lambda self: _wrap(self._host.imag))
+    device = property(lambda self: _Device())
+    data = property(lambda self: types.SimpleNamespace(ptr=self._host.ctypes.data))
 
     def astype(self, dtype, order="K", casting=None, subok=None, copy=True):
         if casting is not None or subok is not None:
             raise TypeError("cupy.ndarray.astype: casting and subok are not supported")
-        return _wrap(self._host.astype(dtype, order, copy=copy))
+        return _wrap(_computed("astype", self._host.astype(dtype, order, copy=copy), self._host))
 
 
 def _from_host(host):
@@ -301,7 +356,7 @@ def _method(name):
             raise ValueError("To change to a dtype of a different size, the array must be C-contiguous")
         result = getattr(self._host, name)(*(_host(a, f"ndarray.{name}") for a in args),
                                            **{k: _host(a, f"ndarray.{name}") for k, a in kwargs.items()})
-        return _out(given.get("out"), result)
+        return _out(given.get("out"), _computed(name, result, None if given.get("out") is not None else self._host))
     return method
 
 
@@ -347,8 +402,16 @@ ndarray.__rmatmul__ = lambda self, other: _matmul(other, self)
 # ---- ufuncs ----------------------------------------------------------------------------------------------
 
 
+def _copied_first(args, out):
+    """The operands that share memory with an output and are not that very object: CuPy copies each, x[:2] too in
+    add(x[:2], y, out=x[:2])."""
+    return [a for a in args if isinstance(a, ndarray) and any(
+        a is not o and np.may_share_memory(a._host, o._host) for o in out)]
+
+
 class _Ufunc:
-    """CuPy's ufuncs take out, dtype and casting, nothing more; add and multiply reduce; a few have `at`."""
+    """CuPy's ufuncs take out, dtype and casting, nothing more; add and multiply reduce; a few have `at`. A result is in
+    C order whatever the operands are."""
 
     def __init__(self, name, place="cupy"):
         self.name = name
@@ -366,9 +429,12 @@ class _Ufunc:
             args, out = args[:self.nin], args[self.nin:]
         if out is not None:
             out = out if isinstance(out, tuple) else (out,)
-        how = {} if out is None else {"out": tuple(_array(o, self.name) for o in out)}
+        how = {"order": "C"} if out is None else {"out": tuple(_array(o, self.name) for o in out)}
         if dtype is not None:
             how["dtype"] = dtype
+        for _ in _copied_first(args, out or ()):
+            launched("copy of an operand")
+        launched(self.name)
         return _out(out, self._numpy(*(_operand(a, self.name) for a in args), casting=casting, **how))
 
     def reduce(self, array, axis=0, dtype=None, out=None, keepdims=False):
@@ -385,6 +451,7 @@ class _Ufunc:
         index, _ = _index(indices, f"{self.name}.at")
         if isinstance(b, SCALARS):
             _note("to_device", f"{self.name}.at with a number")
+        launched(f"{self.name}.at")
         self._numpy.at(a._host, index, _operand(b, f"{self.name}.at"))
 
     def __getattr__(self, name):
@@ -396,14 +463,14 @@ class _Ufunc:
 # ---- functions -------------------------------------------------------------------------------------------
 # Those that do what NumPy's do, move nothing and never wait; their first argument is an array or a list of arrays.
 
-PLAIN = ("all", "any", "argmax", "argmin", "argsort", "around", "array_split", "average", "broadcast_arrays",
+PLAIN = ("all", "any", "argmax", "argmin", "argsort", "around", "array_split", "broadcast_arrays",
          "broadcast_to", "clip", "concatenate", "cumprod", "cumsum", "diag", "diagonal", "diff",
          "dot", "empty_like", "expand_dims", "flip", "hstack", "inner", "isclose", "max", "mean", "min", "moveaxis",
          "ones_like", "outer", "prod", "ravel", "repeat", "reshape", "roll", "round", "searchsorted", "sort", "split",
          "squeeze", "stack", "std", "sum", "swapaxes", "take", "take_along_axis", "tensordot", "tile", "trace",
          "transpose", "tril", "triu", "var", "vstack", "zeros_like", "full_like")
 CREATING = ("arange", "empty", "eye", "full", "identity", "linspace", "ones", "tri", "zeros")
-WAITING = ("argwhere", "flatnonzero", "nonzero", "unique")
+WAITING = ("argwhere", "average", "flatnonzero", "nonzero", "unique")
 TRANSFORMS = ("fft", "ifft", "rfft", "irfft")
 
 
@@ -415,6 +482,9 @@ def _function(name, numpy_function, check=None):
         if check is not None:
             check(given, short)
         result = numpy_function(*(_host(a, short) for a in args), **{k: _host(a, short) for k, a in kwargs.items()})
+        if short not in ("empty", "empty_like"):
+            views = args and given.get("out") is None
+            _computed(short, result, getattr(args[0], "_host", None) if views else None)
         return _out(given.get("out"), result)
     function.__name__ = short
     return function
@@ -445,6 +515,7 @@ def _where(*args, **kwargs):
     if "x" not in given:
         _note("wait", "where with a condition alone")
         return _wrap(np.where(condition))
+    launched("where")
     return _wrap(np.where(condition, *(_operand(given[name], "where") for name in ("x", "y"))))
 
 
@@ -455,6 +526,7 @@ def _matmul(*args, **kwargs):
     a, b, *more = (_array(array, "matmul") for array in args)
     out = args[2] if more else kwargs.get("out")
     how = {} if out is None else {"out": _array(out, "matmul")}
+    launched("matmul")
     return _out(out, np.matmul(a, b, dtype=given.get("dtype"), **how))
 
 
@@ -462,6 +534,7 @@ def _copyto(*args, **kwargs):
     given = _bound("cupy.copyto", args, kwargs)
     dst, src = _array(given["dst"], "copyto"), _operand(given["src"], "copyto")
     where = given.get("where")
+    launched("copyto")
     np.copyto(dst, src, given.get("casting", "same_kind"), where=True if where is None else _array(where, "copyto"))
 
 
@@ -477,6 +550,8 @@ def _made(name, copy):
         if any(here) and not all(here):
             raise TypeError(f"cupy.{name}: a list of device arrays and {type(leaves[here.index(False)])}")
         if not any(here):
+            if isinstance(value, np.ndarray) and how.get("order", "K") in "KA":          # as _array_default has it
+                how["order"] = "F" if value.flags.fnc else "C"
             host = np.array(value, **how)
             _note("to_device", f"{host.dtype} {host.shape}" if isinstance(value, np.ndarray) else
                   f"{name} of a {type(value).__name__}")
@@ -485,6 +560,7 @@ def _made(name, copy):
         made = np.array(host, **how) if copy or isinstance(host, list | tuple) else np.asarray(host, **how)
         if name.startswith("ascontiguous"):
             made = np.ascontiguousarray(made)
+        _computed(name, made, host if isinstance(host, np.ndarray) else None)
         return _wrap(made) if made is not host else value
     return function
 
@@ -524,6 +600,7 @@ class Generator:
     def random(self, size=None, dtype=np.float64, out=None):
         if np.dtype(dtype).char not in "fd":
             raise NotModelled(f"cupy.random.Generator.random of dtype {dtype}")
+        launched("random")
         return _wrap(np.asarray(self._numpy.random(size, dtype, None if out is None else _array(out, "random"))))
 
     def standard_normal(self, size=None, dtype=np.float64, out=None):
@@ -560,6 +637,38 @@ class _Device:
     def __exit__(self, *error):
         return None
 
+    def __str__(self):
+        return f"<CUDA Device {self.id}>"
+
+
+class _Event:
+    """When the host came by; nothing is ever behind it."""
+
+    def __init__(self, block=False, disable_timing=False, interprocess=False):
+        self._seconds, self._timed = None, not disable_timing
+
+    def record(self, stream=None):
+        self._seconds = time.perf_counter()
+
+    def synchronize(self):
+        _note("wait", "Event.synchronize")
+
+
+def _elapsed(start_event, end_event):
+    """Milliseconds."""
+    if not (start_event._timed and end_event._timed) or None in (start_event._seconds, end_event._seconds):
+        raise RuntimeError("cudaErrorInvalidResourceHandle: an event that was not recorded, or without timing")
+    return 1e3 * (end_event._seconds - start_event._seconds)
+
+
+class _MemoryPool:
+    def free_all_blocks(self, stream=None):
+        freed.append(type(self).__name__)
+
+
+freed = []                      # the pools that were asked to give their memory back
+PROPERTIES = {"name": b"stand-in", "multiProcessorCount": 1, "totalGlobalMem": 1 << 30, "major": 9, "minor": 0}
+
 
 MODELLED = {
     "cupy.ndarray": ndarray, "cupy.where": _where, "cupy.matmul": _matmul, "cupy.copyto": _copyto,
@@ -568,7 +677,11 @@ MODELLED = {
     "cupy.random.default_rng": _default_rng, "cupy.random.Generator": Generator,
     "cupy.random.XORWOW": _BitGenerator, "cupy.random.Philox4x3210": _BitGenerator,
     "cupy.cuda.runtime.getDeviceCount": lambda: 1, "cupy.cuda.is_available": lambda: True,
-    "cupy.cuda.Device": _Device,
+    "cupy.cuda.Device": _Device, "cupy.cuda.Event": _Event, "cupy.cuda.get_elapsed_time": _elapsed,
+    "cupy.cuda.runtime.getDeviceProperties": lambda device: dict(PROPERTIES),
+    "cupy.cuda.runtime.runtimeGetVersion": lambda: 13000, "cupy.cuda.runtime.driverGetVersion": lambda: 13010,
+    "cupy.cuda.runtime.memGetInfo": lambda: (1 << 29, 1 << 30),
+    "cupy.get_default_memory_pool": _MemoryPool, "cupy.get_default_pinned_memory_pool": _MemoryPool,
     **{f"cupy.{name}": _made(name, copy=False) for name in ("asarray", "asanyarray", "ascontiguousarray")},
     **{f"cupy.{name}": _function(f"cupy.{name}", getattr(np, name), _arrays_first) for name in PLAIN},
     **{f"cupy.{name}": _function(f"cupy.{name}", getattr(np, name), _numbers_only) for name in CREATING},

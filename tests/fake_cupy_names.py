@@ -17,7 +17,8 @@ import numpy as np
 
 FILE = Path(__file__).with_name("fake_cupy_names.txt")
 PLACES = ("cupy", "cupy.ndarray", "cupy.ufunc", "cupy.random", "cupy.random.Generator", "cupy.linalg", "cupy.fft",
-          "cupy.cuda", "cupy.cuda.runtime", "cupyx", "cupyx.scipy", "cupyx.scipy.special")
+          "cupy.cuda", "cupy.cuda.Event", "cupy.cuda.MemoryPool", "cupy.cuda.runtime", "cupyx", "cupyx.scipy",
+          "cupyx.scipy.special")
 
 
 def recorded():

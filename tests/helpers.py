@@ -1,6 +1,8 @@
 """Small functions that several test files use."""
 
+import gzip
 import json
+import struct
 
 import numpy as np
 
@@ -67,6 +69,38 @@ def all_gradients(layer, x, keywords, dout):
     layer.zero_grad()
     returned = layer.backward(dout, cache)
     return out, returned, grads(layer)
+
+
+# ---- made data -------------------------------------------------------------------------------------------
+
+def write_images(folder, train, test):
+    """MNIST's four files with made images: noise, and a bright spot that says which digit it is. Returns the folder."""
+    rng = np.random.default_rng(0)
+    for half, count in (("train", train), ("t10k", test)):
+        labels = rng.integers(0, 10, count).astype(np.uint8)
+        images = rng.integers(0, 50, (count, 28, 28)).astype(np.uint8)
+        for image, digit in zip(images, labels):
+            image[7 * (digit // 4):7 * (digit // 4) + 7, 7 * (digit % 4):7 * (digit % 4) + 7] += 200
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+            (folder / f"{half}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes(), 1))
+    return folder
+
+
+def write_reviews(folder, size):
+    """aclImdb with made reviews, `size` in each half, of two to twelve words. Returns the folder.
+
+    A positive one has "good" in it twice, a negative one "bad".
+    """
+    rng = np.random.default_rng(0)
+    for half in ("train", "test"):
+        for kind, word, rating in (("neg", "bad", 2), ("pos", "good", 9)):
+            place = folder / "aclImdb" / half / kind
+            place.mkdir(parents=True)
+            for n in range(size // 2):
+                words = [f"word{k}" for k in rng.integers(0, 40, rng.integers(0, 11))]
+                (place / f"{n}_{rating}.txt").write_text(" ".join(rng.permutation([*words, word, word])))
+    return folder
 
 
 # ---- the folder of a run ---------------------------------------------------------------------------------

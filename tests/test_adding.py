@@ -14,6 +14,7 @@ import pytest
 
 from minigrad.backend import gpu_problem
 from minigrad.checkpoint import load_checkpoint, save_checkpoint
+from minigrad.kernels import KernelError
 from minigrad.runlog import read_log
 from tasks import adding
 from tasks.common import run
@@ -61,6 +62,7 @@ def test_a_run_writes_what_the_help_says(tmp_path, capsys):
     assert re.search(r"rra: test MSE [\d.e-]+ at step 20; ", out)
     config = json.loads((tmp_path / "run/config.json").read_text(encoding="utf-8"))
     assert {"command", "commit", "numpy", "cpu", "blas_threads"} <= set(config["ran_on"])
+    assert config["ran_on"]["device"] == "cpu"
     columns, rows = read_log(tmp_path / "run/log.csv")
     assert [c for c in columns if c.startswith("w_hat")] == ["w_hat_1", "w_hat_2", "w_hat_3"]
     assert sum(rows[-1][f"w_hat_{k}"] for k in (1, 2, 3)) == pytest.approx(1, abs=1e-5)
@@ -205,6 +207,14 @@ def test_no_gpu(tmp_path, capsys):
     assert err.startswith("error: device 'gpu' was asked for, but ")
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_kernel_that_does_not_compile_is_one_line(tmp_path, capsys, monkeypatch):
+    def fails(*arguments):
+        raise KernelError("the GPU kernels of lstm.cu could not be compiled for float32 (a cause)")
+    monkeypatch.setattr(adding, "forward_backward", fails)
+    status, _, err = ran(capsys, *SMALL, "--steps", 5, "--quiet", "--out", tmp_path / "run")
+    assert (status, err) == (2, "error: the GPU kernels of lstm.cu could not be compiled for float32 (a cause)\n")
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path, capsys):

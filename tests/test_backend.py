@@ -18,12 +18,14 @@ from minigrad.backend import (
     DeviceError,
     array_module,
     asnumpy,
+    device_name,
     empty,
     erf,
     gpu_available,
     gpu_problem,
     module_of_device,
     on_host,
+    require_working,
     resolve_device,
     scatter_add,
     sigmoid,
@@ -155,6 +157,7 @@ def test_a_broken_cupy_is_one_line(monkeypatch, error):
 ])
 def test_cupy_without_a_device(cupy, count, sentence):
     cupy.cuda.runtime.getDeviceCount = count
+    sentence += "; see README.md, section GPU"
     assert gpu_problem() == sentence
     assert resolve_device("auto") == "cpu"
     with pytest.raises(DeviceError) as error:
@@ -170,6 +173,36 @@ def test_cupy_with_a_device(cupy):
     assert module_of_device("gpu") is cupy
 
 
+NO_COMPILER = 'Failure finding "libnvrtc.so.13 or libnvrtc.so.12": No such file: libnvrtc.so.13 or libnvrtc.so.12\n'
+
+
+def test_a_gpu_that_answers_but_cannot_compute(cupy):
+    """CuPy without CUDA's compiler: it can be imported and counts devices, and fails at the first operation."""
+    backend._first_computation.cache_clear()
+    cupy.ones = failing(RuntimeError(NO_COMPILER))
+    for device in ("gpu", "auto"):
+        with pytest.raises(DeviceError) as error:
+            require_working(device)
+        assert str(error.value) == (f"CuPy finds the GPU but cannot compute on it ({NO_COMPILER.strip()}); "
+                                    "see README.md, section GPU")
+    assert require_working("cpu") == "cpu"
+
+
+def test_a_gpu_that_computes_is_tried_once(fake_gpu):
+    from fake_cupy import no_transfers
+
+    backend._first_computation.cache_clear()
+    assert require_working("gpu") == require_working("auto") == "gpu"
+    with no_transfers():
+        assert require_working("gpu") == "gpu"
+    backend._first_computation.cache_clear()
+
+
+def test_the_name_of_a_device(fake_gpu):
+    assert device_name("cpu") == "cpu"
+    assert device_name("auto") == device_name("gpu") == f"gpu: stand-in, CuPy {fake_gpu.__version__}"
+
+
 @pytest.mark.parametrize("device", ["cuda", "GPU", "", None])
 def test_an_unknown_device(device):
     with pytest.raises(ValueError, match="expected 'cpu', 'gpu' or 'auto'"):
@@ -182,6 +215,29 @@ def test_importing_minigrad_needs_no_heavy_or_optional_library():
                "print([name for name in ('cupy', 'torch', 'matplotlib', 'jax') if name in sys.modules])")
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+def test_importing_anything_at_all_asks_for_no_gpu_library():
+    """Not even where one is installed: a module that looks for CuPy, PyTorch or Triton meets an error."""
+    program = """
+import importlib, pkgutil, sys
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("cupy", "cupyx", "cupy_backends", "cuda", "torch", "triton", "jax"):
+            raise AssertionError(f"{name} was imported")
+sys.meta_path.insert(0, Refuses())
+names = [info.name for package in ("minigrad", "models", "tasks")
+         for info in pkgutil.walk_packages(importlib.import_module(package).__path__, package + ".")
+         if not info.name.endswith("__main__")]
+for name in names:
+    importlib.import_module(name)
+print(len([name for name in names if name.startswith("minigrad.kernels.")]), len(names))
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    of_kernels, everything = map(int, answer.stdout.split())
+    assert of_kernels >= 6
+    assert everything > 60
 
 
 # ---- special functions -----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import content, result
+from helpers import content, result, write_reviews
 
 from minigrad.backend import gpu_problem
 from minigrad.checkpoint import load_checkpoint, save_checkpoint
@@ -40,16 +40,7 @@ def made_reviews_only(monkeypatch):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with reviews of two to twelve words; a positive one has "good" in it twice, a negative one "bad"."""
-    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    for half in ("train", "test"):
-        for kind, word, rating in (("neg", "bad", 2), ("pos", "good", 9)):
-            place = folder / "aclImdb" / half / kind
-            place.mkdir(parents=True)
-            for n in range(SIZE // 2):
-                words = [f"word{k}" for k in rng.integers(0, 40, rng.integers(0, 11))]
-                (place / f"{n}_{rating}.txt").write_text(" ".join(rng.permutation([*words, word, word])))
-    return folder
+    return write_reviews(tmp_path_factory.mktemp("data"), SIZE)
 
 
 @pytest.fixture

@@ -6,12 +6,11 @@ import gzip
 import json
 import re
 import shutil
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import content, result
+from helpers import content, result, write_images
 
 from minigrad.backend import gpu_problem
 from minigrad.checkpoint import load_checkpoint
@@ -35,17 +34,7 @@ def made_images_only(monkeypatch):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with the four files: noise, and a bright spot that says which digit it is."""
-    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    for half, count in (("train", TRAIN), ("t10k", TEST)):
-        labels = rng.integers(0, 10, count).astype(np.uint8)
-        images = rng.integers(0, 50, (count, 28, 28)).astype(np.uint8)
-        for image, digit in zip(images, labels):
-            image[7 * (digit // 4):7 * (digit // 4) + 7, 7 * (digit % 4):7 * (digit % 4) + 7] += 200
-        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
-            header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-            (folder / f"{half}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes(), 1))
-    return folder
+    return write_images(tmp_path_factory.mktemp("data"), TRAIN, TEST)
 
 
 @pytest.fixture
