@@ -6,6 +6,8 @@
     python tasks/bench.py --only srupp           some of rra, lstm, rnns, srupp, tsdae, imdb
     python tasks/bench.py --rows-only            the layers beside their peers, without the tables of cost
     python tasks/bench.py -S 400 --hidden 256    another size (targets are judged at the default size only)
+    python tasks/bench.py --device gpu --json bench.json --out bench.png --seconds 240       on a GPU: see below
+    python tasks/bench.py --estimate             what its rows cost by their sizes: no GPU is needed, nothing measured
 
 Forward + backward in float32, with the gradients of x and of all parameters, all sides in this one process: RRALSTM
 against the same equations in PyTorch eager and in jax.jit(lax.scan), LSTM against torch.nn.LSTM; IRNN, RWA and URNN
@@ -22,8 +24,17 @@ Each side runs in alternating blocks with a pause before, at 1 and at 2 BLAS thr
 at least 15 calls; a ratio is judged "unsteady" when the median of either side exceeds twice its minimum: measure
 again on a quieter machine. The floor is the layer's matrix products alone, of URNN with its Fourier transforms.
 
+With --device gpu other rows at larger sizes, in the order of their importance (--only: sru, lstm, rra, srupp,
+attention, tsdae, mnist): the two launches of SRU's recurrence, LSTM beside cuDNN's, RRALSTM, SRU and SRU++ beside
+PyTorch eager and torch.compile, softmax attention, a training step of TSDAE, and one of tasks/pixel_mnist.py --paper
+with RRA, by which an epoch is told. Times are medians between CUDA events; the card's rates (a copy, a float32 product,
+a launch) are measured first, and the floor is what bytes and flops of a row take at these. A row that fails is noted
+and the others go on; nothing is begun after --seconds; --json is rewritten after every row. Exit status 1: a row of
+minigrad's own failed, or a peer differs.
+
 Expect: the table, the floor's parts, bytes a step and unit, cost over S, B and K and, for SRU and SRU++, over L; what a
-byte costs an SRU++ model at the beginning and at the end of a text; with --json all of it as one file.
+byte costs an SRU++ model at the beginning and at the end of a text; with --json all of it as one file. On a GPU:
+the card, its rates, and a block of lines a row.
 """
 
 import os
@@ -34,17 +45,16 @@ from tasks.threads import set_blas_threads
 THREADS = (1, 2) if (os.cpu_count() or 1) > 1 else (1,)
 set_blas_threads(max(THREADS))     # NumPy's BLAS can be limited later, not extended; tasks.common starts it with 1
 
-import argparse  # noqa: E402
 import json  # noqa: E402
-from pathlib import Path  # noqa: E402
 from typing import Any, NamedTuple  # noqa: E402
 
 import numpy as np  # noqa: E402, F401 - before tasks.common
 
 # isort: split
-from minigrad.backend import resolve_device  # noqa: E402
 from minigrad.checkpoint import write_atomically  # noqa: E402
 from tasks import (  # noqa: E402
+    bench_flags,
+    bench_gpu,
     bench_imdb,
     bench_measure,
     bench_peers,
@@ -55,23 +65,11 @@ from tasks import (  # noqa: E402
     bench_srupp_peers,
     bench_tsdae,
 )
-from tasks.common import OneLineParser, run, whole  # noqa: E402
+from tasks.bench_flags import FULL, QUICK  # noqa: E402, F401
+from tasks.bench_peers import compared  # noqa: E402
+from tasks.common import run  # noqa: E402
 from tasks.run_folder import UsageError, environment  # noqa: E402
 
-PARTS = ("rra", "lstm", "rnns", "srupp", "tsdae", "imdb")
-FULL = {"only": PARTS, "repeats": 15, "pause": 0.25, "cost_repeats": 5,
-        "batch_size": 50, "length": 100, "hidden": 128, "window": 10, "srupp_size": (128, 8, 256, 64),
-        "over_S": [100, 200, 400, 800, 1600, 3200], "over_B": [10, 20, 40, 80, 160], "over_K": [5, 10, 20, 40, 80],
-        "over_L": [128, 256, 512, 1024, 2048, 4096], "over_L_batch": 2, "srupp_window": 128,
-        "step_bytes": 1000, "step_repeats": 5, "step_layers": 4, "step_window": 64,
-        "tsdae_size": (64, 24, 128, 4, 2, 8000), "tsdae_encoded": 512,        # B, L, d, heads, layers, vocabulary
-        "imdb_size": (16, 256, 128, 5, 10_002)}                              # B, L, d = h, K, vocabulary
-QUICK = {"only": PARTS, "repeats": 3, "pause": 0.01, "cost_repeats": 3,
-         "batch_size": 4, "length": 12, "hidden": 16, "window": 3, "srupp_size": (12, 2, 16, 4),
-         "over_S": [10, 20, 40], "over_B": [2, 4, 8], "over_K": [2, 4, 8],
-         "over_L": [8, 16, 32, 160], "over_L_batch": 2, "srupp_window": 8,
-         "step_bytes": 60, "step_repeats": 2, "step_layers": 2, "step_window": 8,
-         "tsdae_size": (4, 10, 16, 2, 2, 40), "tsdae_encoded": 20, "imdb_size": (4, 12, 16, 3, 40)}
 D = 2                                                # width of x, as in the adding problem
 CHECKED = {"adding": 100, "IRNN": 100, "RWA": 100, "URNN": 25, "srupp": 512}          # steps compared, at most
 LONG_BATCH = 16                                      # of the table over S, at most
@@ -93,48 +91,9 @@ TARGET_SIZE = {"adding": ("batch_size", "length", "hidden", "window"), "srupp": 
                "TSDAE step": ("tsdae_size",), "TSDAE encode": ("tsdae_size", "tsdae_encoded")}
 
 
-# ---- flags -----------------------------------------------------------------------------------------------
-
 def parse(argv):
     """The settings of this measurement; see `--help`."""
-    parser = OneLineParser(prog="python tasks/bench.py", description=__doc__, allow_abbrev=False,
-                           formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "gpu", "auto"], default="cpu", help="default cpu")
-    parser.add_argument("--only", type=parts, metavar="NAMES", help=f"some of {','.join(PARTS)} (default: all)")
-    parser.add_argument("--rows-only", action="store_true", help="no tables of cost, nothing step by step")
-    adding = parser.add_argument_group("RRALSTM and LSTM, IRNN, RWA and URNN")
-    adding.add_argument("--batch-size", type=whole(1), help="default 50")
-    adding.add_argument("-S", "--length", type=whole(2), help="steps of a sequence (default 100)")
-    adding.add_argument("--hidden", type=whole(1), help="units (default 128)")
-    adding.add_argument("-K", "--window", type=whole(1), help="states attended to (default 10)")
-    parser.add_argument("--srupp-size", type=srupp_size, metavar="L,B,D,P",
-                        help="SRU++: steps, batch, width d = h, projection d' (default 128,8,256,64)")
-    parser.add_argument("--repeats", type=whole(1), help="calls a side, at least (default 15)")
-    parser.add_argument("--quick", action="store_true", help="small sizes and few repeats")
-    parser.add_argument("--json", metavar="FILE", help="write everything there too")
-    parser.add_argument("--out", metavar="FILE", help="draw the table there, as PNG, and cost over L beside it")
-    given = {key: value for key, value in vars(parser.parse_args(argv)).items() if value is not None}
-    for flag in ("json", "out"):
-        path = Path(given.get(flag, "."))
-        if flag in given and (path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK)):
-            raise UsageError(f"--{flag} {path} cannot be written; expected a file in a folder that is there")
-    return {"json": None, "out": None, **(QUICK if given["quick"] else FULL), **given}
-
-
-def parts(text):
-    """An argparse type: names among PARTS with commas between them."""
-    names = text.replace(" ", "").split(",")
-    if not set(names) <= set(PARTS):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected names among {', '.join(PARTS)}")
-    return tuple(name for name in PARTS if name in names)
-
-
-def srupp_size(text):
-    """An argparse type: L,B,D,P."""
-    words = text.replace(" ", "").split(",")
-    if len(words) != 4 or not all(word.isdecimal() and int(word) > 0 for word in words) or int(words[0]) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected four whole numbers L,B,D,P, L at least 2")
-    return tuple(map(int, words))
+    return bench_flags.parse(argv, __doc__)
 
 
 # ---- what is measured ------------------------------------------------------------------------------------
@@ -253,20 +212,6 @@ def agreeing(family, peers):
     return compared({side.layer: side.result() for side in ours}, peers, checked)
 
 
-def compared(expected, peers, checked):
-    """(the peers whose check gives what is expected of their layer, a line for each that does not)."""
-    agree, differing = [], []
-    for side, check in zip(peers, checked):
-        name, distance = bench_peers.difference(expected[side.layer], check.result())
-        if distance <= bench_peers.TOLERANCE:
-            agree.append(side)
-        else:
-            differing.append(f"{side.layer} by {side.name} ({side.way}) differs from minigrad and is not measured: "
-                             f"{name} by {distance:.1e} of its largest entry; at most {bench_peers.TOLERANCE:.0e} "
-                             "expected")
-    return agree, differing
-
-
 def differs_from_target_size(settings, family):
     """Why a family's targets do not apply, or None."""
     if any(settings[name] != FULL[name] for name in TARGET_SIZE[family]):
@@ -295,14 +240,7 @@ def table(layers, sides, timings, floor, not_judged):
 def judge(layer, name, ours, theirs, not_judged):
     """The ratio of minigrad's time to another's, its target, and the verdict."""
     ratio, (at_most, aim) = ours.ms / theirs.ms, TARGETS[layer, name]
-    if at_most is None:
-        verdict = "no target"
-    elif not_judged:
-        verdict = f"not judged ({not_judged})"
-    elif not (ours.steady and theirs.steady):
-        verdict = "unsteady"
-    else:
-        verdict = "met" if ratio <= at_most else "missed"
+    verdict = bench_measure.verdict(ratio, at_most, not_judged, ours.steady and theirs.steady)
     return {"ratio": ratio, "at_most": at_most, "aim": aim, "verdict": verdict}
 
 
@@ -322,8 +260,9 @@ def costs(settings, threads, limit):
 
 def main(argv):
     settings = parse(argv)
-    if resolve_device(settings["device"]) == "gpu":
-        raise UsageError("bench measures on the CPU only, so far; use --device cpu")
+    if settings["device"] == "gpu":
+        (bench_gpu.estimate if settings["estimate"] else bench_gpu.main)(settings)
+        return
     report = measure_all(settings)
     print(bench_report.text_of(report))
     try:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minigrad import backend
-from minigrad.backend import empty
+from minigrad.backend import empty, to_device
 from minigrad.layers import LSTM, RRALSTM
 from minigrad.tree import tree_leaves
 
@@ -66,6 +66,15 @@ def measure(sides, repeats, pause):
     return [min(timings[n, threads] for threads in side.threads) for n, side in enumerate(sides)]
 
 
+def verdict(ratio, at_most, not_judged, steady=True):
+    """What is said of a ratio that may be `at_most`, None for no target; not_judged: why not, or None."""
+    if at_most is None:
+        return "no target"
+    if not_judged:
+        return f"not judged ({not_judged})"
+    return "unsteady" if not steady else "met" if ratio <= at_most else "missed"
+
+
 # ---- minigrad's side -------------------------------------------------------------------------------------
 
 def blas_threads(counts):
@@ -100,7 +109,7 @@ def our_side(layer, x, dy, threads, limit):
         layer.zero_grad()
         y, dx = call()
         gradients = {f"d{name}": parameter.grad.copy() for name, parameter in layer.named_parameters()}
-        return {"y": y, "dx": dx, **gradients}
+        return to_device({"y": y, "dx": dx, **gradients}, "cpu")
 
     return Side(type(layer).__name__, "minigrad", "", call, result, threads, limit)
 

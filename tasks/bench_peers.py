@@ -52,6 +52,19 @@ def difference(ours, theirs):
     return max(distances.items(), key=lambda item: item[1] if np.isfinite(item[1]) else np.inf)
 
 
+def compared(expected, peers, checked, tolerance=None):
+    """(the peers whose check gives what is expected of their layer, a line for each that does not)."""
+    agree, differing, at_most = [], [], TOLERANCE if tolerance is None else tolerance
+    for side, check in zip(peers, checked):
+        name, distance = difference(expected[side.layer], check.result())
+        if distance <= at_most:
+            agree.append(side)
+        else:
+            differing.append(f"{side.layer} by {side.name} ({side.way}) differs from minigrad and is not measured: "
+                             f"{name} by {distance:.1e} of its largest entry; at most {at_most:.0e} expected")
+    return agree, differing
+
+
 def values_of(layer):
     """The parameters' arrays, in the order W, U, b(, w)."""
     return [parameter.value for parameter in layer.parameters()]
@@ -137,24 +150,26 @@ TORCH_WAYS = {
     "four blocks, rolled window": (four_blocks, RolledWindow)}
 
 
-def rra_in_torch(torch, rra, x, dy, thread_counts):
-    """Every way to write RRALSTM in PyTorch."""
+def rra_in_torch(torch, rra, x, dy, thread_counts, device="cpu", ways=None):
+    """Every way to write RRALSTM in PyTorch, or some."""
     sides = []
-    for way, (products, windows) in TORCH_WAYS.items():
+    for way in TORCH_WAYS if ways is None else ways:
+        products, windows = TORCH_WAYS[way]
         function = functools.partial(torch_rra, torch, products, windows, rra.offset)
-        call, result = torch_eager(torch, function, [x, *values_of(rra)], dy, NAMES)
+        call, result = torch_eager(torch, function, [x, *values_of(rra)], dy, NAMES, device)
         sides.append(Side("RRALSTM", "PyTorch eager", way, call, result, thread_counts, torch_limit))
     return sides
 
 
-def torch_eager(torch, function, arrays, dy, names):
+def torch_eager(torch, function, arrays, dy, names, device="cpu"):
     """(call, result) of a function of the arrays: x, W, ...; the result has y and their gradients under these names."""
-    inputs, dy = [torch.tensor(array, requires_grad=True) for array in arrays], torch.tensor(dy)
+    inputs = [torch.tensor(array, requires_grad=True, device=device) for array in arrays]
+    dy = torch.tensor(dy, device=device)
 
     def call():
         y = function(*inputs)
         return y, *torch.autograd.grad(y, inputs, dy)
-    return call, lambda: dict(zip(names, (tensor.detach().numpy() for tensor in call())))
+    return call, lambda: dict(zip(names, (tensor.detach().cpu().numpy() for tensor in call())))
 
 
 @contextmanager
@@ -184,15 +199,15 @@ def lstm_in_torch(torch, lstm, x, dy, thread_counts):
             for way, batch_first in ways]
 
 
-def torch_lstm(torch, lstm, x, dy, batch_first):
+def torch_lstm(torch, lstm, x, dy, batch_first, device="cpu"):
     """(call, result) of torch.nn.LSTM with lstm's parameters; its second bias is zero."""
     W, U, b = (swap_o_g(value) for value in values_of(lstm))
-    module = torch.nn.LSTM(W.shape[0], U.shape[0], batch_first=batch_first)
+    module = torch.nn.LSTM(W.shape[0], U.shape[0], batch_first=batch_first, device=device)
     with torch.no_grad():
         for parameter, value in zip(module.parameters(), (W.T, U.T, b, 0 * b)):
             parameter.copy_(torch.tensor(value.copy()))
     order = (0, 1, 2) if batch_first else (1, 0, 2)
-    x, dy = (torch.tensor(array.transpose(order).copy()) for array in (x, dy))
+    x, dy = (torch.tensor(array.transpose(order).copy(), device=device) for array in (x, dy))
     inputs = [x.requires_grad_(), *module.parameters()]
 
     def call():
@@ -200,7 +215,7 @@ def torch_lstm(torch, lstm, x, dy, batch_first):
         return y, *torch.autograd.grad(y, inputs, dy)
 
     def result():
-        y, dx, dW, dU, db, _ = (tensor.detach().numpy() for tensor in call())
+        y, dx, dW, dU, db, _ = (tensor.detach().cpu().numpy() for tensor in call())
         return {"y": y.transpose(order), "dx": dx.transpose(order),
                 "dW": swap_o_g(dW.T), "dU": swap_o_g(dU.T), "db": swap_o_g(db)}
     return call, result

@@ -24,13 +24,9 @@ def parameters_of(layer):
     return {name: parameter.value for name, parameter in layer.named_parameters()}
 
 
-def names_of(layer):
-    return "y", "dx", *(f"d{name}" for name in parameters_of(layer))
-
-
 def causal_mask(torch, L, like):
     """(L, L), 0 where a key may be seen and -inf where it lies ahead: to be added to the scores."""
-    return torch.full((L, L), -math.inf, dtype=like.dtype).triu(1)
+    return torch.full((L, L), -math.inf, dtype=like.dtype, device=like.device).triu(1)
 
 
 # ---- PyTorch eager ---------------------------------------------------------------------------------------
@@ -70,7 +66,11 @@ def torch_srupp(torch, attention, products, time_first, mask,
     Q = x @ W_q
     A = by_batch(attention(torch, mask, *map(by_batch, (Q, Q @ W_k, Q @ W_v))))
     N = torch.nn.functional.layer_norm(torch.addcmul(Q, alpha, A), gain.shape, gain, bias)
-    u0, u1, u2 = products(torch, by_time(N), W_o, b_f, b_r)
+    return by_time(torch_recurrence(torch, *products(torch, by_time(N), W_o, b_f, b_r), by_time(x), v_f, v_r))
+
+
+def torch_recurrence(torch, u0, u1, u2, x, v_f, v_r):
+    """h (L, B, h) from u0, u1 + b_f, u2 + b_r and the highway's x, time first."""
     c = torch.zeros_like(u0[0])
     v_f_of_each = v_f.expand(c.shape).contiguous()           # else the gradient is summed over the batch at every step
     cs = [c]
@@ -79,7 +79,7 @@ def torch_srupp(torch, attention, products, time_first, mask,
         cs.append(c)
     cs = torch.stack(cs)
     r = torch.sigmoid(torch.addcmul(u2, v_r, cs[:-1]))
-    return by_time(torch.lerp(by_time(x), cs[1:], r))                        # x + r (c - x)
+    return torch.lerp(x, cs[1:], r)                                          # x + r (c - x)
 
 
 WAYS = {f"{attention_name}, {products_name}, {layout}": (attention, products, layout == "time first")
@@ -88,16 +88,25 @@ WAYS = {f"{attention_name}, {products_name}, {layout}": (attention, products, la
         for layout in ("time first", "batch first")}
 
 
-def srupp_in_torch(torch, layer, x, dy, thread_counts):
-    """Every way to write SRUpp in PyTorch."""
-    mask, sides = causal_mask(torch, x.shape[1], torch.tensor(x)), []
-    for way, (attention, products, time_first) in WAYS.items():
-        order = (1, 0, 2) if time_first else (0, 1, 2)
+def srupp_in_torch(torch, layer, x, dy, thread_counts, device="cpu", ways=None, name="PyTorch eager", through=None):
+    """Every way to write SRUpp in PyTorch, or some; through(function): what is to be called in a function's place."""
+    mask, sides = causal_mask(torch, x.shape[1], torch.tensor(x, device=device)), []
+    for way in WAYS if ways is None else ways:
+        attention, products, time_first = WAYS[way]
         function = functools.partial(torch_srupp, torch, attention, products, time_first, mask)
-        arrays = [np.ascontiguousarray(x.transpose(order)), *parameters_of(layer).values()]
-        call, result = torch_eager(torch, function, arrays, np.ascontiguousarray(dy.transpose(order)), names_of(layer))
-        sides.append(Side("SRUpp", "PyTorch eager", way, call, in_order(result, order), thread_counts, torch_limit))
+        call, result = in_layout(torch, function if through is None else through(function), time_first, x, dy,
+                                 parameters_of(layer), device)
+        sides.append(Side("SRUpp", name, way, call, result, thread_counts, torch_limit))
     return sides
+
+
+def in_layout(torch, function, time_first, x, dy, parameters, device="cpu"):
+    """`torch_eager` of a function of x (L, B, d) if time_first, and of {name: array}; its y and dx are (B, L, ...)."""
+    order = (1, 0, 2) if time_first else (0, 1, 2)
+    x, dy = (np.ascontiguousarray(array.transpose(order)) for array in (x, dy))
+    names = "y", "dx", *(f"d{name}" for name in parameters)
+    call, result = torch_eager(torch, function, [x, *parameters.values()], dy, names, device)
+    return call, in_order(result, order)
 
 
 def in_order(result, order):

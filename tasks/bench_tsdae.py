@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad.backend import empty
+from minigrad.backend import asnumpy, empty
 from minigrad.data.sentences import CLS, SEP, SPECIAL, DenoisingBatches
 from minigrad.losses import softmax_cross_entropy
 from minigrad.optim import AdamW
@@ -59,12 +59,25 @@ def random_sentences(count, L, vocab):
     return [rng.integers(len(SPECIAL), vocab, max(n - 2, 1)) for n in lengths]
 
 
+def make_batch(size):
+    """(noisy, noisy_mask, clean, clean_mask) of random sentences."""
+    B, L, *_, vocab = size
+    return DenoisingBatches(random_sentences(B, L, vocab), B, 0, vocab=vocab)[0]
+
+
+def in_words(size, data):
+    """The size of a training step, and of its batch."""
+    B, L, d, heads, layers, vocab = size
+    return (f"B={B}, {L // 2} to {L} ids a sentence, d={d} heads={heads} layers={layers} + {layers}, vocabulary "
+            f"{vocab:,}, 60 % of the words deleted, {data[3][:, 1:].sum():,} targets")
+
+
 def works(settings, threads, limit, thread_counts):
     """([Work], [note]): the step and the encoding, by minigrad and by PyTorch where it is there."""
     size, encoded = settings["tsdae_size"], settings["tsdae_encoded"]
-    B, L, d, heads, layers, vocab = size
+    _, L, d, heads, layers, vocab = size
     model, notes, peers = make_model(size), [], ([], [])
-    data = DenoisingBatches(random_sentences(B, L, vocab), B, 0, vocab=vocab)[0]
+    data = make_batch(size)
     sentences = [np.concatenate([[CLS], words, [SEP]]) for words in random_sentences(encoded, L, vocab)]
     try:
         torch = importlib.import_module("torch")
@@ -75,8 +88,7 @@ def works(settings, threads, limit, thread_counts):
         peers = (bench_tsdae_peers.step_sides(torch, model, data, OPTIMIZER, thread_counts),
                  bench_tsdae_peers.encode_sides(torch, model, sentences, EVALUATED, thread_counts))
     common = f"{L // 2} to {L} ids a sentence, d={d} heads={heads} layers={layers}"
-    return [Work("TSDAE step", f"B={B}, {common} + {layers}, vocabulary {vocab:,}, 60 % of the words deleted, "
-                 f"{data[3][:, 1:].sum():,} targets", [our_step(model, data, threads, limit)], peers[0],
+    return [Work("TSDAE step", in_words(size, data), [our_step(model, data, threads, limit)], peers[0],
                  floor_products(size, data), None),
             Work("TSDAE encode", f"{encoded:,} sentences, {EVALUATED} at a time, {common}",
                  [our_encode(model, sentences, threads, limit)], peers[1], None, encoded)], notes
@@ -93,11 +105,11 @@ def our_step(model, data, threads, limit):
                 functools.partial(first_step, begin, data), threads, limit)
 
 
-def train(model, optimizer, noisy, noisy_mask, clean, clean_mask):
-    """Forward, backward, AdamW; the loss."""
+def train(model, optimizer, noisy, noisy_mask, clean, clean_mask, places=None):
+    """Forward, backward, AdamW; the loss. places: model.predicted_places(clean_mask), which finding on a GPU waits."""
     optimizer.zero_grad()
-    logits, cache = model.forward(noisy, clean, noisy_mask, clean_mask)
-    loss, loss_cache = softmax_cross_entropy.forward(logits, model.targets(clean, clean_mask))
+    logits, cache = model.forward(noisy, clean, noisy_mask, clean_mask, places=places)
+    loss, loss_cache = softmax_cross_entropy.forward(logits, model.targets(clean, clean_mask, places))
     model.backward(softmax_cross_entropy.backward(loss_cache), cache)
     optimizer.step()
     return loss
@@ -113,8 +125,8 @@ def first_step(begin, data):
     before = {name: parameter.value.copy() for name, parameter in model.named_parameters()}
     loss, count = train(model, optimizer, *data), data[3][:, 1:].sum()
     named = dict(model.named_parameters())
-    return {"loss": loss, **{f"d{name}": count * parameter.grad for name, parameter in named.items()},
-            **{f"move of {name}": (parameter.value - before[name]) / OPTIMIZER["lr"]
+    return {"loss": asnumpy(loss), **{f"d{name}": asnumpy(count * parameter.grad) for name, parameter in named.items()},
+            **{f"move of {name}": asnumpy(parameter.value - before[name]) / OPTIMIZER["lr"]
                for name, parameter in named.items()}}
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minigrad.data.sentences import padded
+from minigrad.tree import tree_map
 from tasks.bench_measure import Side
 from tasks.bench_peers import torch_limit
 
@@ -174,12 +175,13 @@ def positions(torch, ids, mask, real_alone, causal=False):
                      position)
 
 
-def torch_batch(torch, noisy, noisy_mask, clean, clean_mask, real_alone):
+def torch_batch(torch, noisy, noisy_mask, clean, clean_mask, real_alone, device="cpu"):
     """What TorchTSDAE.loss takes."""
     predicted = clean_mask[:, 1:]
-    return (positions(torch, noisy, noisy_mask, real_alone),
-            positions(torch, clean[:, :-1].copy(), predicted, real_alone, causal=True),
-            torch.from_numpy(np.flatnonzero(predicted)), torch.from_numpy(clean[:, 1:][predicted]))
+    batch = (positions(torch, noisy, noisy_mask, real_alone),
+             positions(torch, clean[:, :-1].copy(), predicted, real_alone, causal=True),
+             torch.from_numpy(np.flatnonzero(predicted)), torch.from_numpy(clean[:, 1:][predicted]))
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
 ATTENTIONS = {"matmul": matmul_attention, "SDPA": fused_attention}
@@ -194,31 +196,33 @@ STEP_WAYS = {**{f"{way}, {form}": (*how, OPTIMIZERS[form]) for way, how in [*WAY
 
 # ---- the two sides' work ---------------------------------------------------------------------------------
 
-def build(torch, model, attention, packed, requires_grad):
+def build(torch, model, attention, packed, requires_grad, device="cpu"):
     """TorchTSDAE with copies of the values of models.tsdae.TSDAE."""
     values = laid_out({name: parameter.value for name, parameter in model.named_parameters()}, packed)
-    tensors = {name: torch.tensor(value, requires_grad=requires_grad) for name, value in values.items()}
+    tensors = {name: torch.tensor(value, requires_grad=requires_grad, device=device) for name, value in values.items()}
     return TorchTSDAE(torch, tensors, model.settings["layers"], model.settings["heads"], attention, packed)
 
 
-def step_sides(torch, model, data, settings, thread_counts):
-    """[Side]: a training step in every way to write it; `settings`: AdamW's."""
+def step_sides(torch, model, data, settings, thread_counts, device="cpu", ways=None, name="PyTorch eager",
+               loss=TorchTSDAE.loss):
+    """[Side]: a training step in every way to write it, or some; `settings`: AdamW's; loss(peer, batch)."""
     sides = []
-    for way, (attention, packed, real_alone, form) in STEP_WAYS.items():
-        batch = torch_batch(torch, *data, real_alone)
+    for way in STEP_WAYS if ways is None else ways:
+        attention, packed, real_alone, form = STEP_WAYS[way]
+        batch = torch_batch(torch, *data, real_alone, device)
 
         def begin(attention=attention, packed=packed, form=form):
-            peer = build(torch, model, attention, packed, True)
-            return peer, torch.optim.AdamW(peer.tensors.values(), **settings, **form)
-        sides.append(Side("TSDAE step", "PyTorch eager", way, functools.partial(train, *begin(), batch),
+            peer = build(torch, model, attention, packed, True, device)
+            return peer, torch.optim.AdamW(peer.tensors.values(), **settings, **form), loss
+        sides.append(Side("TSDAE step", name, way, functools.partial(train, *begin(), batch),
                           functools.partial(first_step, begin, batch, settings["lr"]), thread_counts, torch_limit))
     return sides
 
 
-def train(peer, optimizer, batch):
+def train(peer, optimizer, loss_of, batch):
     """One training step; the loss."""
     optimizer.zero_grad()
-    loss = peer.loss(batch)
+    loss = loss_of(peer, batch)
     loss.backward()
     optimizer.step()
     return loss
@@ -226,12 +230,15 @@ def train(peer, optimizer, batch):
 
 def first_step(begin, batch, lr):
     """The loss, the gradients and the moves of a first step, as tasks.bench_tsdae.first_step."""
-    peer, optimizer = begin()
-    before = {name: tensor.detach().numpy().copy() for name, tensor in peer.tensors.items()}
-    loss, count = train(peer, optimizer, batch), len(batch[-1])
-    gradients = laid_back({name: count * tensor.grad.numpy() for name, tensor in peer.tensors.items()})
-    moves = laid_back({name: (tensor.detach().numpy() - before[name]) / lr for name, tensor in peer.tensors.items()})
-    return {"loss": loss.detach().numpy(), **{f"d{name}": array for name, array in gradients.items()},
+    peer, optimizer, loss_of = begin()
+
+    def values():
+        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in peer.tensors.items()}
+
+    before, loss, count = values(), train(peer, optimizer, loss_of, batch), len(batch[-1])
+    gradients = laid_back({name: count * tensor.grad.cpu().numpy() for name, tensor in peer.tensors.items()})
+    moves = laid_back({name: (value - before[name]) / lr for name, value in values().items()})
+    return {"loss": loss.detach().cpu().numpy(), **{f"d{name}": array for name, array in gradients.items()},
             **{f"move of {name}": array for name, array in moves.items()}}
 
 

@@ -329,9 +329,3 @@ def test_a_gpu_that_is_not_there(capsys):
     status, _, err = ran(capsys, "--device", "gpu", "--quick")
     assert status == 2
     assert err.startswith("error: device 'gpu' was asked for, but ")
-
-
-def test_on_a_gpu_it_says_that_it_cannot_yet(monkeypatch, capsys):
-    monkeypatch.setattr(bench, "resolve_device", lambda device: "gpu")
-    status, _, err = ran(capsys, "--device", "auto", "--quick")
-    assert (status, err) == (2, "error: bench measures on the CPU only, so far; use --device cpu\n")

@@ -9,7 +9,7 @@ import fake_cupy
 import numpy as np
 import pytest
 import scipy.special
-from fake_cupy import NAMES, NotModelled, TransferError, no_transfers, peek, transfers
+from fake_cupy import NAMES, NotModelled, TransferError, UndefinedError, no_transfers, peek, transfers
 from fake_cupy_names import of_real, recorded, signature
 
 from minigrad import functional
@@ -135,6 +135,30 @@ def test_results_without_axes_are_arrays_and_elements_are_views(cupy, x):
     assert not peek(x).any()
 
 
+def test_memory_is_laid_out_as_cupy_lays_it_out(cupy):
+    """A ufunc's result and an indexed copy are in C order; from the host only an array that is F-contiguous alone
+    keeps its order, where NumPy keeps that of any."""
+    host = np.arange(24.0).reshape(2, 3, 4)
+    x = cupy.asarray(host.transpose(1, 0, 2))
+    assert x.flags.c_contiguous
+    assert cupy.asarray(host.T).flags.f_contiguous
+    assert (x.T * 2).flags.c_contiguous
+    assert x[:, :, cupy.arange(2)].flags.c_contiguous
+    assert cupy.asarray(host[:1, :, 0].T).strides == (8, 8)
+    assert not cupy.zeros_like(cupy.asarray(host.T)).flags.c_contiguous
+
+
+def test_an_operand_that_shares_memory_with_out_is_copied_first(cupy, x):
+    with fake_cupy.launches() as names:
+        cupy.add(x, 1, out=x)
+        part = x[:1]
+        cupy.add(part, 1, out=part)
+    assert names == ["add", "add"]
+    with fake_cupy.launches() as names:
+        cupy.add(x[:1], 1, out=x[:1])
+    assert names == ["copy of an operand", "add"]
+
+
 def test_what_moves_is_counted(cupy, x):
     with transfers() as moved:
         cupy.asarray(np.zeros(3, "int64"))
@@ -222,6 +246,8 @@ FAULTS = {
     "where= of a ufunc": lambda x, xp: xp.divide(1, x, where=x > 0),
     "nonzero": lambda x, xp: xp.nonzero(x > 0),
     "numbers drawn on the host": lambda x, xp: uniform_like(np.random.default_rng(0), x),
+    "two values set at one place": lambda x, xp: x.__setitem__(xp.zeros(2, int), x),
+    "two values added at one place": lambda x, xp: x.__setitem__(xp.zeros(2, int), x[xp.zeros(2, int)] + x),
 }
 
 
@@ -229,7 +255,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_caught(name, cupy, x):
     before = peek(x)
-    with pytest.raises((TypeError, AttributeError, TransferError)), no_transfers():
+    with pytest.raises((TypeError, AttributeError, TransferError, UndefinedError)), no_transfers():
         FAULTS[name](x, cupy)
     np.testing.assert_array_equal(peek(x), before)
 
@@ -283,6 +309,12 @@ def plant_scatter(patch):
     patch.setattr(embedding, "scatter_add", np.add.at)
 
 
+def plant_scatter_that_sets(patch):
+    def add(target, ids, updates):
+        target[ids] += updates
+    patch.setattr(embedding, "scatter_add", add)
+
+
 def plant_last_states(patch):
     patch.setattr(lstm_loop, "last_states", lambda hs, P, packing: hs[np.arange(len(hs) - P, len(hs))])
 
@@ -329,6 +361,8 @@ def plant_bias(patch):
 PLANTED = {
     "asking a mask whether it is full": (plant_packing, lstm, {"mask": MASK}),
     "rows taken by a mask": (plant_rows, encoder, {"mask": MASK}),
+    "a repeated id added to by indexing": (
+        plant_scatter_that_sets, lambda: (Embedding(6, D, rng=0), np.array([[1, 1], [2, 3]])), {}),
     "NumPy's add.at": (plant_scatter, lambda: (Embedding(6, D, rng=0), np.array([[1, 1], [2, 3]])), {}),
     "NumPy's arange as index": (plant_last_states, lstm, {}),
     "NumPy's where in pack": (plant_pack, lstm, {"mask": MASK}),
@@ -350,7 +384,7 @@ def test_a_planted_fault_is_caught(name, cupy, monkeypatch):
     one_step(layer, x, **keywords)
     plant(monkeypatch)
     layer, x = make()
-    with pytest.raises((TypeError, TransferError)):
+    with pytest.raises((TypeError, TransferError, UndefinedError)):
         one_step(layer, x, **keywords)
 
 

@@ -7,7 +7,8 @@
 Each function of `fused` has the arguments and the results of its NumPy twin; a cache is read by the backward that
 belongs to its forward alone. The CUDA sources lie beside this file: common.cuh, and a .cu for each family, compiled
 by CuPy at first use, once for each device and dtype (and kept by CuPy in ~/.cupy for later runs). Arrays are float16,
-float32 or float64; what is computed with, and every sum, is float32 for the first two and float64 for the last.
+float32 or float64; what is computed with, and every sum, is float32 for the first two and float64 for the last. CuPy
+compiles these kernels as its own, with -ftz=true: a float32 below 1.2e-38 is zero.
 
     MINIGRAD_KERNELS=0           in the environment: plain CuPy instead
 """

@@ -64,7 +64,7 @@ def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
     dhs = states_upstream(dy, dpast, hs, P, packing)                         # (P+T, B, h)
     dz, dzU = empty((T, B, 4 * h), dtype, xp), empty((B, h), dtype, xp)
     ds = empty((T, B, h), dtype, xp) if K else 0
-    dc = xp.zeros((B, h), sum_dtype(dtype)) if dc is None else xp.array(dc, sum_dtype(dtype))
+    dc = xp.zeros((B, h), sum_dtype(dtype)) if dc is None else xp.array(dc, sum_dtype(dtype), order="C")
     U_T, w_hat = given(U.T, dtype, xp), given(w_hat, dtype, xp)
     lengths = 0 if packing is None else given(packing.lengths, "int64", xp)
     step, blocks = kernels.kernel("lstm", "lstm_backward", dtype), blocks_for(B * h, THREADS)

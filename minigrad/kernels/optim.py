@@ -78,7 +78,8 @@ def grad_norm(gradients):
     """sqrt(sum of g_i^2) as optim.grad_norm computes it: a 0-d float64 array; nothing is waited for."""
     xp = array_module(*gradients)
     with device_of(gradients[0]):
-        tables = _tables([(None, g if _dense(g) else xp.ascontiguousarray(g)) for g in gradients])
+        gradients = [g if _dense(g) else xp.ascontiguousarray(g) for g in gradients]     # alive until they are read
+        tables = _tables([(None, g) for g in gradients])
         parts = empty((sum(len(work) for *_, work in tables),), np.dtype("float64"), xp)
         if not len(parts):
             return xp.zeros((), "float64")

@@ -14,6 +14,8 @@ def masked_softmax(S, mask, rows, keys, offset, causal, window):
     if mask is not None:
         if S.ndim > 4:
             mask = xp.broadcast_to(mask, S.shape)
+        else:                                    # once what broadcast_to repeats: else it would be written out here
+            mask = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.strides)]
         mask = xp.ascontiguousarray(mask).reshape((1,) * (4 - mask.ndim) + mask.shape if mask.ndim < 4 else
                                                   (-1, *mask.shape[-3:]))
     H = S.shape[-3] if S.ndim > 2 else 1

@@ -1,6 +1,6 @@
 """Linear: y = x W + b."""
 
-from minigrad.backend import array_module
+from minigrad.backend import array_module, matmul
 from minigrad.check import check_count, check_rank_and_width, check_shape
 from minigrad.initializers import glorot_uniform, zeros
 from minigrad.layer import Layer
@@ -27,9 +27,9 @@ class Linear(Layer):
     def forward(self, x, mask=None, rng=None):
         array_module(x=x, W=self.W.value)
         check_rank_and_width("Linear", "x", x, None, self.W.value.shape[0])
-        y = x @ self.W.value                                     # (..., d_out)
+        y = _rows_times(x, self.W.value)                         # (..., d_out)
         if self.b is not None:
-            y = y + self.b.value
+            y += self.b.value
         return y, (x,)
 
     def backward(self, dy, cache):
@@ -40,4 +40,9 @@ class Linear(Layer):
         self.W.grad += rows.T @ drows
         if self.b is not None:
             self.b.grad += drows.sum(axis=0)
-        return dy @ self.W.value.T
+        return _rows_times(dy, self.W.value.T)
+
+
+def _rows_times(x, W):
+    """x W as one product over all rows: with three axes `@` makes one of each batch entry."""
+    return x @ W if x.ndim == 1 else matmul(x, W)

@@ -203,7 +203,8 @@ def _cell_backward(xp, dh, dc, gates_t, c_before, q_t, ds_t, dz_t):
     ds_t *= dh                                                               # ds = dh o (1 - q^2)
     dc += ds_t
     xp.multiply(gates_t, gates_t, out=dz_t)
-    xp.subtract(gates_t[:3], dz_t[:3], out=dz_t[:3])                         # sigma' = s - s^2 of i, f, o
+    slopes = dz_t[:3]
+    xp.subtract(gates_t[:3], slopes, out=slopes)                             # sigma' = s - s^2 of i, f, o
     xp.subtract(1, dz_g, out=dz_g)                                           # tanh'  = 1 - g^2
     dz_i *= g
     dz_f *= c_before

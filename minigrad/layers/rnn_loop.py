@@ -212,7 +212,7 @@ def loop_backward(dy, dpast, cache, W, U, f, F=None):
         if owed is not None:
             xp.add(dh, owed, out=dh)
         if t >= 0:
-            f.backward(dh, m[t], dz[t])
+            f.backward(dh, m[t], dh if F is None else dz[t])     # one view: CuPy copies what shares memory with out
 
     dU = _rows(hs[P - 1:P - 1 + T]).T @ _rows(dz)
     dW1 = _rows(x1).T @ _rows(dz)

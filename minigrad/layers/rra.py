@@ -121,7 +121,7 @@ class RRALSTM(Recurrent):
         rng = generator(rng)
         self.W, self.U, self.b = gate_parameters("RRALSTM", d, h, forget_bias, init, rng, dtype)
         self.w = Parameter(uniform(rng, (K,), dtype=dtype), "w")
-        self.offset, self.normalize = offset, normalize
+        self.offset, self.normalize = int(offset), normalize
 
     def attention_weights(self, dtype=None):
         """(w_hat (K,), the normaliser's cache), computed in w's dtype or a wider one; (None, None) for K = 0."""
