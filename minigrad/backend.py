@@ -185,8 +185,9 @@ def scatter_add(target, ids, updates):
     """target[ids[n]] += updates[n] for every n, in place; a repeated id receives every one of its updates.
 
     target (V, ...), ids (N,) integer, updates (N, ...). (`target[ids] += updates` would keep one of them.)
-    On the CPU repeated ids are first summed by a sparse one-hot product, several times faster than add.at. On a GPU
-    they are added in whatever order its threads come (atomicAdd): the last bits of a sum differ from run to run.
+    On the CPU repeated ids are first summed by a sparse one-hot product, several times faster than add.at. A GPU adds
+    them in their order too (kernels/scatter.cu); with MINIGRAD_KERNELS=0 in whatever order its threads come
+    (atomicAdd): the last bits of a sum then differ from run to run.
 
     Raises ValueError for updates of another shape, IndexError for an id outside 0 ... V-1 (on the CPU; a GPU is
     not made to wait for the check: CuPy takes the id modulo V).
@@ -195,6 +196,10 @@ def scatter_add(target, ids, updates):
     if updates.shape != ids.shape + target.shape[1:]:
         raise ValueError(f"scatter_add: updates has shape {updates.shape}; expected {ids.shape + target.shape[1:]}, "
                          "a row of target for each id")
+    from minigrad import kernels  # here, because it imports this module
+
+    if (fused := kernels.of(xp)) and fused.scatter_add(target, ids, updates):
+        return
     if xp is not np:
         xp.add.at(target, ids, updates)
         return

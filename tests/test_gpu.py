@@ -7,9 +7,10 @@ waits for nothing. (test_contract.py and test_kernels.py have tests on a GPU too
 import contextlib
 
 import device_parity
+import numpy as np
 import pytest
 from cases import TABLE
-from device_parity import FAMILIES, LOG_EVERY, OPTIMIZERS, SCALES, SMALL, Device, trainer_of
+from device_parity import FAMILIES, LOG_EVERY, OPTIMIZERS, SCALES, SMALL, Device, tensors_of, trainer_of
 
 from minigrad import kernels
 from minigrad.backend import asnumpy, module_of_device
@@ -53,6 +54,16 @@ def test_training(name, tmp_path):
     trainer = trainer_of(FAMILIES[name][0], "gpu", tmp_path / "gpu")
     trainer.train(10)
     device_parity.training_agrees(trainer, name, tmp_path)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_run_gives_the_same_bits_again(name, tmp_path):
+    """Through the kernels nothing is added in the order in which threads happen to come."""
+    for run in ("first", "second"):
+        trainer_of(FAMILIES[name][0], "gpu", tmp_path / run).train(10)
+    first, second = (tensors_of(tmp_path / run) for run in ("first", "second"))
+    for key in first:
+        np.testing.assert_array_equal(second[key], first[key], err_msg=key)
 
 
 @pytest.mark.parametrize(("first", "then"), [("cpu", "gpu"), ("gpu", "cpu")])

@@ -20,7 +20,7 @@ from helpers import floats, grads, run_forward, upstream
 from minigrad import Parameter, functional, kernels, optim
 from minigrad.backend import asnumpy, to_device
 from minigrad.kernels import fused
-from minigrad.layers import LSTM, RRALSTM, SRU, LayerNorm, MultiHeadAttention, SRUpp, lstm_loop, sru_loop
+from minigrad.layers import LSTM, RRALSTM, SRU, Embedding, LayerNorm, MultiHeadAttention, SRUpp, lstm_loop, sru_loop
 from minigrad.layers.norm import normalize, normalize_backward
 from minigrad.losses import mean_squared_error
 from minigrad.optim import SGD, Adadelta, Adam, AdamW, Momentum, RAdam, RMSprop
@@ -260,6 +260,55 @@ def test_attention_that_sees_nothing_and_nan_that_is_not_seen(shim, monkeypatch)
     np.testing.assert_allclose(P, [[0, e, 1 - e], [0, 0, 0], [np.nan] * 3, [0, 1, 0]], rtol=1e-15)
 
 
+# ---- embedding -------------------------------------------------------------------------------------------
+
+@every_dtype
+@pytest.mark.parametrize(("N", "V", "shape"), [
+    (1, 1, (1,)), (40, 7, (33,)), (40, 7, ()), (9, 300, (2, 3)), (64, 1, (5,)), (0, 3, (4,)), (5, 3, (0,)),
+    (100, 26, (65,))])
+def test_scatter_add(put, N, V, shape, dtype):
+    scatter_parity(put, N, V, shape, dtype)
+
+
+def scatter_parity(put, N, V, shape, dtype, ids_type="int64"):
+    rng = np.random.default_rng(0)
+    target, updates = drawn(rng, (V, *shape), dtype), drawn(rng, (N, *shape), dtype)
+    ids = rng.integers(0, V, N).astype(ids_type)
+    expected = target.astype("float64")
+    np.add.at(expected, ids, updates.astype("float64"))
+    target, ids, updates = put((target, ids, updates))
+    assert fused.scatter_add(target, ids, updates)
+    assert_near(target, expected, dtype, 2)
+
+
+@pytest.mark.parametrize("ids_type", ["uint8", "int32", "uint16"])
+def test_scatter_add_takes_ids_of_any_integer(put, ids_type):
+    scatter_parity(put, 40, 7, (3,), "float32", ids_type)
+
+
+def test_scatter_add_adds_in_the_order_of_the_updates(put):
+    """So that a run gives the same bits each time: in float32 1e8 swallows the ones that follow it."""
+    target, ids, updates = put((np.zeros((2, 1), "float32"), np.array([1, 0, 1, 1, 1]),
+                                np.array([[1], [5], [1e8], [1], [-1e8]], "float32")))
+    assert fused.scatter_add(target, ids, updates)
+    np.testing.assert_array_equal(asnumpy(target), [[5], [0]])
+    assert fused.scatter_add(target, ids[::-1], updates[::-1])
+    np.testing.assert_array_equal(asnumpy(target), [[10], [1]])
+
+
+def test_scatter_add_takes_an_id_out_of_range_modulo_V(put):
+    target, ids, updates = put((np.zeros((3, 2)), np.array([-1, 2, 5, 3]), np.ones((4, 2))))
+    assert fused.scatter_add(target, ids, updates)
+    np.testing.assert_array_equal(asnumpy(target), [[1, 1], [0, 0], [3, 3]])
+
+
+def test_scatter_add_leaves_what_it_has_no_kernel_for(put):
+    target, ids, updates = put((np.zeros((3, 4)), np.array([1]), np.ones((1, 4))))
+    assert not fused.scatter_add(target[:, ::2], ids, updates[:, ::2])
+    assert not fused.scatter_add(target.astype("complex128"), ids, updates)
+    assert not asnumpy(target).any()
+
+
 # ---- optimizers and clipping -----------------------------------------------------------------------------
 
 OPTIMIZERS = [
@@ -473,7 +522,8 @@ def stand_in(shim, monkeypatch):
 @no_gxx
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in TABLE if "rng" not in case.keywords() and isinstance(
-    case.layer(), LSTM | RRALSTM | SRU | SRUpp | LayerNorm | MultiHeadAttention)], ids=lambda case: case.name)
+    case.layer(), LSTM | RRALSTM | SRU | SRUpp | LayerNorm | MultiHeadAttention | Embedding)],
+    ids=lambda case: case.name)
 def test_a_layer_through_the_kernels_moves_nothing(stand_in, case):
     """What leads to the kernels calls only what CuPy has, and moves nothing between host and device."""
     expected = outcome(case)
@@ -592,6 +642,8 @@ SOFTMAX_CASE = {"shape": (2, 2, 3, 37), "rows": 64, "keys": 30, "kind": "keys", 
                 "dtype": "float64"}
 NORM_CASE = {"shape": (17, 20), "dtype": "float64"}
 
+SCATTER_CASE = {"N": 40, "V": 7, "shape": (33,), "dtype": "float64"}
+
 ADAM_CASE, ADAMW_CASE, CENTRED_CASE = (
     {"optimizer": optimizer, "settings": {"weight_decay": 0.1, **more}, "dtype": "float64"}
     for optimizer, more in [(Adam, {}), (AdamW, {}), (RMSprop, {"centred": True, "eps": 1e-3})])
@@ -618,13 +670,17 @@ FAULTS = [                         # family, right, wrong, what finds it
     ("softmax", "row / L / H * stride_a", "row / L % 2 * stride_a", SOFTMAX_CASE),
     ("softmax", "store(S, j, seen(j) ?", "if (seen(j)) store(S, j, true ?", SOFTMAX_CASE),
     ("softmax", "(kept(j) - sum)", "kept(j)", SOFTMAX_CASE),
+    ("scatter", "ids[first - 1] == ids[first]", "false", SCATTER_CASE),
+    ("scatter", "load(target, entry) + sum", "sum", SCATTER_CASE),
+    ("scatter", "low = middle + 1;", "low = middle + 2;", SCATTER_CASE),
+    ("scatter", "order[n] * d + j", "n * d + j", SCATTER_CASE),
     ("optim", "sqrt(v) / Acc(root)", "sqrt(v)", ADAM_CASE),
     ("optim", "const Index first = work", "const Index first = 0 * work", ADAM_CASE),
     ("optim", "theta *= Acc(shrink);", "", ADAMW_CASE),
     ("optim", "if (variance < 0) variance = 0;", "variance += slots[1];", CENTRED_CASE),
 ]
 PARITY = {"sru": sru_parity, "lstm": loop_parity, "norm": norm_parity, "softmax": softmax_parity,
-          "optim": optimizer_parity}
+          "scatter": scatter_parity, "optim": optimizer_parity}
 
 
 @pytest.fixture(scope="module")

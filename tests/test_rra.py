@@ -91,13 +91,14 @@ def test_sum_normalisation_is_scale_invariant(offset, K, seed, factor):
     out, cache = layer.forward(x)
     layer.backward(upstream(out), cache)
     dw = layer.w.grad.copy()
-    assert abs(layer.w.value @ dw) <= 1e-13 * (np.abs(layer.w.value) @ np.abs(dw))
+    w = np.abs(layer.w.value)
+    assert abs(layer.w.value @ dw) <= 1e-13 * w @ np.abs(dw) + 1e-15 * w.sum()           # dw itself can nearly cancel
     layer.zero_grad()
     layer.w.value *= factor
     scaled, cache = layer.forward(x)
     assert_close(scaled, out)
     layer.backward(upstream(out), cache)
-    np.testing.assert_allclose(layer.w.grad * factor, dw, rtol=1e-9, atol=1e-12 * np.abs(dw).max())
+    np.testing.assert_allclose(layer.w.grad * factor, dw, rtol=1e-9, atol=1e-12 * max(np.abs(dw).max(), 1e-2))
 
 
 def test_softmax_is_invariant_to_a_shift():
