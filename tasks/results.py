@@ -269,15 +269,17 @@ def figure(place, path, names, x="step", y=None):
     y: a column of their logs, by default the evaluations'. Raises UsageError for one that a run has not.
     """
     runs = kept_runs(place, names)
-    kind, groups = kind_of(runs), {}
+    kind, groups, seeds = kind_of(runs), {}, {}
     y = y or kind.metric
     for name, kept in runs.items():
         columns, rows = read_log(Path(place) / f"{name}.csv")
         if y not in columns:
             raise UsageError(f"--y is {y!r}; expected a column of {name}'s log: {', '.join(columns)}")
         points = [(row[x], row[y]) for row in rows if row["step"] and row[y] is not None]
-        groups.setdefault(kind.describe(kept["settings"]), []).append(points)
-    groups = {f"{name}, {len(runs)} seeds" if len(runs) > 1 else name: runs for name, runs in groups.items()}
+        group = kind.describe(kept["settings"])
+        groups.setdefault(group, []).append(points)
+        seeds.setdefault(group, set()).add(kept["settings"]["seed"])
+    groups = {f"{name}{how_many(len(curves), len(seeds[name]))}": curves for name, curves in groups.items()}
     baselines = [kind.baseline(kept) for kept in runs.values() if y == kind.metric and kind.baseline(kept) is not None]
     horizontal = None
     if baselines:                                                # each seed has a test set of its own
@@ -286,6 +288,11 @@ def figure(place, path, names, x="step", y=None):
     draw_runs(path, groups, title=kind.title(list(runs.values())[-1]), x_label={"step": "iteration"}.get(x, x),
               y_label=kind.y_label if y == kind.metric else y.replace("_", " "), horizontal=horizontal,
               log_y=y == "grad_norm", in_step=x == "step")
+
+
+def how_many(runs, seeds):
+    """", 3 seeds"; ", 3 runs" where some have the same seed: they differ in something else, the commit say."""
+    return "" if runs == 1 else f", {runs} {'seeds' if runs == seeds else 'runs'}"
 
 
 def main(argv):

@@ -123,6 +123,11 @@ def test_runs_of_the_language_model_are_kept_and_shown(kept_text_runs, text_runs
     assert drawn["how"]["title"] == "a text.txt"
 
 
+@pytest.mark.parametrize(("runs", "seeds", "words"), [(1, 1, ""), (3, 3, ", 3 seeds"), (3, 2, ", 3 runs")])
+def test_runs_that_differ_in_more_than_the_seed_are_not_called_seeds(runs, seeds, words):
+    assert results.how_many(runs, seeds) == words
+
+
 def test_what_a_text_run_was():
     settings = char_lm.parse([])
     assert results.describe_char_lm(settings) == "SRU++, d = 256"
