@@ -15,6 +15,7 @@ import numpy as np
 from minigrad.tree import tree_map
 
 DEFAULT_DTYPE = "float32"
+ORIGINAL = "Original error:"       # CuPy's word, after advice, where it could not be imported
 HOW_TO_MOVE = "move one of them with minigrad.backend.to_device(array, 'cpu' or 'gpu')"
 
 
@@ -80,7 +81,7 @@ def gpu_problem():
     """None when a GPU can be used, else one line that says why not ("CuPy is installed" is not "a GPU is there")."""
     try:
         cupy = importlib.import_module("cupy")
-    except Exception as error:  # a CuPy that does not fit its NumPy or CUDA fails in many ways
+    except (Exception, SystemExit) as error:  # a CuPy that does not fit its NumPy or CUDA fails in many ways
         return f"CuPy cannot be imported ({one_line(error)}); how to install it is in README.md, section GPU"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
@@ -90,9 +91,14 @@ def gpu_problem():
 
 
 def one_line(error):
-    """The first line of an error's text that says something (CuPy frames its own with rules), else its class."""
-    lines = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if any(map(str.isalnum, line))), type(error).__name__)
+    """The line of an error's text that says what is wrong, else its class.
+
+    It is the first one with a word in it (CuPy frames its own with rules); where one says "Original error:", the next.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))]
+    if ORIGINAL in lines[:-1]:
+        return lines[lines.index(ORIGINAL) + 1]
+    return lines[0] if lines else type(error).__name__
 
 
 def gpu_available():
@@ -140,8 +146,15 @@ def device_name(device):
     cupy = module_of_device(device)
     if cupy is np:
         return "cpu"
-    card = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
-    return f"gpu: {card}, CuPy {cupy.__version__}"
+    return f"gpu: {card()['name']}, CuPy {cupy.__version__}"
+
+
+def card():
+    """The properties of the GPU in use, as CUDA gives them, its name as text."""
+    cuda = module_of_device("gpu").cuda
+    properties = cuda.runtime.getDeviceProperties(cuda.Device().id)
+    name = properties["name"]
+    return {**properties, "name": name.decode() if isinstance(name, bytes) else name}
 
 
 def module_of_device(device):

@@ -4,6 +4,7 @@ A file is written beside its place, flushed to the disk, and then moved there: a
 is whole.
 """
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -22,8 +23,13 @@ class CheckpointError(ValueError):
 
 
 def write_atomically(path, content):
-    """Write bytes to `path` so that it holds the old or the new content at every moment, also when killed."""
+    """Write bytes to `path` so that it holds the old or the new content at every moment, also when killed.
+
+    Raises OSError, and leaves it alone, where it is no file: a folder, a device.
+    """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     beside = path.with_name(f"{path.name}.part")
     try:
         with beside.open("wb") as file:

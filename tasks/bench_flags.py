@@ -34,9 +34,9 @@ def parse(argv, description):
     """The settings of this measurement; see `--help`. Raises UsageError, and DeviceError where the GPU is not there."""
     given = {key: value for key, value in vars(parser_of(description).parse_args(argv)).items() if value is not None}
     for flag in ("json", "out"):
-        path = Path(given.get(flag, "."))
-        if flag in given and (path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK)):
-            raise UsageError(f"--{flag} {path} cannot be written; expected a file in a folder that is there")
+        path = Path(given.get(flag) or ".")
+        if flag in given and ((path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK)):
+            raise UsageError(f"--{flag} {given[flag]!r} cannot be written; expected a file in a folder that is there")
     check_estimate(given)
     device = "gpu" if "estimate" in given else require_working(given.get("device", "cpu"))
     other = {"cpu": "gpu", "gpu": "cpu"}[device]

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib
 import itertools
+import os
 import signal
 import statistics
 import sys
@@ -18,12 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minigrad.backend import module_of_device
+from minigrad.backend import card, module_of_device, to_device
 from minigrad.kernels import sru
 from tasks.bench_measure import UNSTEADY
 
 WARM_UP, MOST_WARM_UP = 3, 10      # calls that are not timed, at least, and while they still become quicker
 LEAST_CALLS, MOST_SECONDS = 5, 4.0                                           # of a side
+VARIABLES = ("CUPY_TF32", "NVIDIA_TF32_OVERRIDE", "CUPY_ACCELERATORS", "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM",
+             "CUDA_LAUNCH_BLOCKING", "MINIGRAD_KERNELS")                     # of the environment, that change figures
 
 
 class GpuTiming(NamedTuple):
@@ -135,9 +138,11 @@ def copying(size, clock, repeats):
 
 
 def product(n, clock, repeats):
-    """Milliseconds of (n, n) @ (n, n), float32."""
-    xp = module_of_device("gpu")
-    a, b, out = xp.full((n, n), 0.5, "float32"), xp.full((n, n), 0.25, "float32"), xp.empty((n, n), "float32")
+    """Milliseconds of (n, n) @ (n, n), float32, of random numbers: equal ones take less power, and less time."""
+    xp, rng = module_of_device("gpu"), np.random.default_rng(0)
+    a, b = (to_device(rng.standard_normal((n, 1), "float32"), "gpu") * to_device(
+        rng.standard_normal((1, n), "float32"), "gpu") for _ in range(2))
+    out = xp.empty((n, n), "float32")
     return measure(lambda: xp.matmul(a, b, out=out), clock, repeats).ms
 
 
@@ -165,15 +170,15 @@ def microseconds(call, clock, calls):
 
 
 def the_card():
-    """What a figure depends on: {card, multiprocessors, memory, capability, CUDA's versions, CuPy's}."""
+    """What a figure depends on: {card, multiprocessors, memory, capability, CUDA's versions, CuPy's, VARIABLES}."""
     xp = module_of_device("gpu")
-    runtime, properties = xp.cuda.runtime, xp.cuda.runtime.getDeviceProperties(xp.cuda.Device().id)
-    name, free = properties["name"], runtime.memGetInfo()[0]
-    return {"card": name.decode() if isinstance(name, bytes) else str(name),
+    runtime, properties = xp.cuda.runtime, card()
+    free = runtime.memGetInfo()[0]
+    return {"card": properties["name"],
             "multiprocessors": properties["multiProcessorCount"], "memory_bytes": properties["totalGlobalMem"],
             "free_bytes": free, "capability": f"{properties['major']}.{properties['minor']}",
             "cuda_runtime": in_parts(runtime.runtimeGetVersion()), "cuda_driver": in_parts(runtime.driverGetVersion()),
-            "cupy": xp.__version__}
+            "cupy": xp.__version__, "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ}}
 
 
 def in_parts(version):

@@ -18,6 +18,9 @@ def head_of(report):
                                            other=card.get("torch", "no PyTorch")),
              f"float32, dropout off; {kernels}; the median of {report['settings']['repeats']} calls (fewer of slow "
              "ones), by CUDA events", "CuPy's and PyTorch's work runs on the legacy default stream both"]
+    if card["variables"]:
+        lines.append("set in the environment, and the figures may be others for it: " + ", ".join(
+            f"{name}={value}" for name, value in card["variables"].items()))
     if rates:
         lines.append("rates: copy {copy_tb_s:.2f} TB/s (read + written), float32 product {product_tflop_s:.1f} "
                      "TFLOP/s, a launch {kernel_us:.1f} us (a kernel of minigrad's), {dot_us:.1f} us (cupy.dot)".format(

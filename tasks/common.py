@@ -13,12 +13,13 @@ from tasks.threads import asked_for, set_blas_threads
 set_blas_threads(asked_for(sys.argv))
 
 import argparse  # noqa: E402
+import functools  # noqa: E402
 import math  # noqa: E402
 import os  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from minigrad import optim, schedules  # noqa: E402
-from minigrad.backend import DeviceError, require_working  # noqa: E402
+from minigrad.backend import DeviceError, gpu_problem, require_working  # noqa: E402
 from minigrad.checkpoint import CheckpointError  # noqa: E402
 from minigrad.data import DataError  # noqa: E402
 from minigrad.kernels import KernelError  # noqa: E402
@@ -289,4 +290,17 @@ def _end(line, status):
 
 def device_of(settings):
     """The device to compute on. Raises DeviceError when a GPU was asked for and there is none, or none that works."""
-    return require_working(settings["device"])
+    try:
+        device = require_working(settings["device"])
+    except DeviceError as error:
+        if not settings.get("resume"):
+            raise
+        raise DeviceError(f"{error}; with --device cpu the run in {settings['resume']} goes on without one") from error
+    if (settings["device"], device) == ("auto", "cpu") and not settings.get("quiet"):
+        _tell_once(f"--device auto: the CPU; {gpu_problem()}")
+    return device
+
+
+@functools.cache
+def _tell_once(text):
+    tell(text)

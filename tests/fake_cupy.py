@@ -34,6 +34,12 @@ SCATTER_DTYPES = "iILQefd"                               # of which atomicAdd is
 
 events = []                     # (kind, what): kind is "to_device", "to_host" or "wait"
 _forbidden = []
+REMEDIES = {                    # what is wrong with each kind where nothing may move, and what to do
+    "to_device": "this moves numbers to the GPU; make them there (xp.arange, xp.zeros), or once, with the layer",
+    "to_host": "this moves an array to the CPU; compute with it where it is",
+    "wait": "the CPU waits for the GPU to know it; keep it an array, and choose by xp.where or a product with a mask"}
+
+CALL_XP = "xp = array_module(x), then xp"
 
 
 class TransferError(AssertionError):
@@ -50,7 +56,7 @@ class NotModelled(NotImplementedError):
 
 def _note(kind, what):
     if _forbidden:
-        raise TransferError(f"{what}: {kind}")
+        raise TransferError(f"{what}: {REMEDIES[kind]}")
     events.append((kind, what))
 
 
@@ -168,7 +174,7 @@ def _index(key, what):
     parts, advanced = [], False
     for part in key if isinstance(key, tuple) else (key,):
         if isinstance(part, np.ndarray):
-            raise TypeError(f"{what}: a NumPy array as index of a cupy.ndarray")
+            raise TypeError(f"{what}: a NumPy array as index of a cupy.ndarray; make the index by xp.arange, say")
         if isinstance(part, bool | np.bool_):
             raise TypeError(f"{what}: {part} as index")
         if isinstance(part, ndarray):
@@ -216,14 +222,14 @@ class ndarray:
                         "array explicitly.")
 
     def __array_function__(self, func, kinds, args, kwargs):
-        raise TypeError(f"np.{func.__name__} was handed a device array")
+        raise TypeError(f"np.{func.__name__} was handed a device array; {CALL_XP}.{func.__name__}")
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
         """NumPy's scalars come here too, as in np.float32(2) * x: they may."""
         scalars = any(isinstance(x, np.generic) for x in inputs)
         if scalars and method == "__call__" and not kwargs and all(isinstance(x, ndarray | SCALARS) for x in inputs):
             return _Ufunc(ufunc.__name__)(*inputs)
-        raise TypeError(f"np.{ufunc.__name__} was handed a device array")
+        raise TypeError(f"np.{ufunc.__name__} was handed a device array; {CALL_XP}.{ufunc.__name__}")
 
     def __getattr__(self, name):
         if f"cupy.ndarray.{name}" in NAMES:

@@ -21,7 +21,8 @@
 #        --limits T,B,M        seconds for tests, bench, MNIST (150,180,180), less where less is left
 #        --total N             seconds for everything (470); --grace N: what a stage has to end after its limit (20)
 #
-# Exit status: 0 all passed (or skipped), 1 a stage failed or ran out of time, 2 no GPU or a wrong flag: nothing is run.
+# Exit status: 0 all passed (or skipped), 1 a stage failed or ran out of time, 2 no GPU that works, a
+# wrong flag or variable: nothing is run.
 set -u
 
 began_in=$PWD
@@ -34,7 +35,7 @@ child='' work='' failed=0
 
 fail() { echo "error: $1" >&2; exit 2; }
 
-number() { [[ $2 =~ ^[0-9]+$ ]] || fail "$1 is '$2'; expected a whole number of seconds"; }
+number() { [[ $2 =~ ^(0|[1-9][0-9]{0,5})$ ]] || fail "$1 is '$2'; expected a whole number of seconds"; }
 
 from_here() { case $1 in /*) echo "$1" ;; *) echo "$began_in/$1" ;; esac; }
 
@@ -45,7 +46,7 @@ while [ $# -gt 0 ]; do
         *) fail "$1 is no flag of gpu_check.sh; see --help" ;;
     esac
     case $1 in
-        --data) data=$(from_here "$2") ;;
+        --data) data=$(from_here "$2"); [[ -n $2 && -d $data ]] || fail "--data is '$2'; expected a folder" ;;
         --limits)
             IFS=, read -r tests_limit bench_limit mnist_limit <<< "$2"
             for each in "$tests_limit" "$bench_limit" "$mnist_limit"; do number "a limit in --limits" "$each"; done ;;
@@ -57,21 +58,36 @@ done
 
 # ---- is there a GPU? ---------------------------------------------------------------------------------------------
 
+case $python in */*) python=$(from_here "$python") ;; esac
 cd "$root" || exit 2
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1             # what else is installed there is no part of this
-said=$(timeout 60 "$python" -c 'from minigrad.backend import gpu_problem; print("gpu_problem:", gpu_problem())' 2>&1) ||
-    fail "$python cannot import minigrad: ${said##*$'\n'}; nothing was run"
-problem=$(sed -n 's/^gpu_problem: //p' <<< "$said")                  # beside it, warnings of what is imported
-[ "$problem" = None ] || fail "no GPU: $problem; nothing was run"
+said=$(timeout --foreground 60 "$python" -c '
+from minigrad import backend
+try:
+    backend.require_working("gpu")
+    print("problem:", None)
+except backend.DeviceError as error:
+    print("problem:", error)' 2>&1)
+case $? in
+    0) ;;
+    124) fail "the GPU did not answer in 60 s; nothing was run" ;;
+    126 | 127) fail "PYTHON is '$python'; expected a Python that can be run; nothing was run" ;;
+    *) fail "$python cannot import minigrad: ${said##*$'\n'}; nothing was run" ;;
+esac
+problem=$(sed -n 's/^problem: //p' <<< "$said")                      # beside it, warnings of what is imported
+[ "$problem" = None ] || fail "$problem; nothing was run"
 
 if [ -n "${OUT:-}" ]; then
     out=$(from_here "$OUT")
-    mkdir -p "$out" || fail "OUT: $out cannot be made"
+    { mkdir -p "$out" && touch "$out/summary.txt"; } 2> /dev/null ||
+        fail "OUT is '$OUT'; expected a folder that can be written; nothing was run"
 else
-    out=$(mktemp -d "${TMPDIR:-/tmp}/gpu_check.XXXXXX") || fail "no folder for the results"
+    out=$(mktemp -d "${TMPDIR:-/tmp}/gpu_check.XXXXXX" 2> /dev/null) ||
+        fail "TMPDIR is '${TMPDIR:-/tmp}'; expected a folder that can be written; nothing was run"
 fi
-work=$(mktemp -d) || fail "no temporary folder"
+work=$(mktemp -d 2> /dev/null) ||
+    fail "TMPDIR is '${TMPDIR:-/tmp}'; expected a folder that can be written; nothing was run"
 for file in summary.txt environment.txt tests.txt bench.txt bench.json bench.png mnist.csv mnist.png; do
     rm -f "$out/$file"                              # of an earlier run
 done

@@ -3,7 +3,7 @@
     describe             of the machine, some lines: card, driver, versions, commit
     environment FILE     of those: card and versions
     tests FILE           of pytest's output, also of one that was cut off: passed, failed
-    bench FILE           of the bench's JSON: rows by verdict, and those that missed
+    bench FILE           of the bench's JSON: rows by verdict; those that missed, failed or were not reached
     mnist FILE           of a run's log.csv: iterations a second, seconds for an epoch of 1,200, test accuracy
 """
 
@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from minigrad.backend import gpu_problem
+from minigrad.backend import card, gpu_problem
 from minigrad.runlog import read_log
 from tasks.run_folder import environment as ran_on
 
@@ -35,11 +35,11 @@ def describe(path=None):
     except (OSError, subprocess.SubprocessError) as error:
         smi = f"unknown ({type(error).__name__})"
     runtime, here = cupy.cuda.runtime, ran_on()
-    card = runtime.getDeviceProperties(0)
+    found = card()
     lines = {
-        "card": card["name"].decode(), "nvidia-smi (card, driver, memory)": smi,
-        "compute capability": f"{card['major']}.{card['minor']}", "multiprocessors": card["multiProcessorCount"],
-        "memory": f"{card['totalGlobalMem'] / 2**30:.0f} GiB",
+        "card": found["name"], "nvidia-smi (card, driver, memory)": smi,
+        "compute capability": f"{found['major']}.{found['minor']}", "multiprocessors": found["multiProcessorCount"],
+        "memory": f"{found['totalGlobalMem'] / 2**30:.0f} GiB",
         "CUDA of driver, of runtime": f"{runtime.driverGetVersion()}, {runtime.runtimeGetVersion()}",
         "Python": platform.python_version(), **{name: version_of(name) for name in ("numpy", "scipy", "torch")},
         "cupy": cupy.__version__, "gpu_problem": gpu_problem(), "commit": here["commit"],
@@ -67,15 +67,20 @@ def tests(path):
     if ends:
         return re.sub(r", \d+ deselected", "", ends[-1])
     count = Counter(re.findall(r" (PASSED|FAILED|ERROR|SKIPPED)\b", text))
+    if not count:
+        return "no figures: no test was run"
     return ", ".join(f"{count[word]} {word.lower()}" for word in ("FAILED", "ERROR", "PASSED")) + ", then cut off"
 
 
 def bench(path):
-    """How many rows have which verdict, and which have "missed"."""
-    rows = list(verdicts(json.loads(path.read_text("utf-8"))))
-    count, missed = Counter(verdict for _, verdict in rows), [name for name, verdict in rows if verdict == "missed"]
-    words = ", ".join(f"{n} {verdict}" for verdict, n in sorted(count.items()))
-    return f"{len(rows)} rows" + (f": {words}" if words else "") + (f"; missed: {', '.join(missed)}" if missed else "")
+    """How many rows have which verdict; which have "missed", which failed; what was not reached in the time."""
+    report = json.loads(path.read_text("utf-8"))
+    rows = list(verdicts(report))
+    words = ", ".join(f"{n} {verdict}" for verdict, n in sorted(Counter(verdict for _, verdict in rows).items()))
+    more = {"missed": [name for name, verdict in rows if verdict == "missed"], "failed": report.get("failed", []),
+            "not reached": [note.split(": ")[0] for note in report.get("notes", []) if ": not reached" in note]}
+    return "; ".join([f"{len(rows)} rows" + (f": {words}" if words else ""),
+                      *(f"{key}: {', '.join(names)}" for key, names in more.items() if names)])
 
 
 def verdicts(tree, at=()):

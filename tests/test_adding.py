@@ -17,7 +17,7 @@ from minigrad.checkpoint import load_checkpoint, save_checkpoint
 from minigrad.kernels import KernelError
 from minigrad.runlog import read_log
 from tasks import adding
-from tasks.common import run
+from tasks.common import _tell_once, run
 from tasks.run_folder import open_run_folder
 
 pytestmark = pytest.mark.usefixtures("quick_figures")
@@ -207,6 +207,24 @@ def test_no_gpu(tmp_path, capsys):
     assert err.startswith("error: device 'gpu' was asked for, but ")
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(gpu_problem() is None, reason="a GPU is there")
+def test_a_run_of_a_gpu_resumed_without_one(finished, capsys):
+    config, before = finished / "config.json", (finished / "last.safetensors").read_bytes()
+    config.write_text(config.read_text().replace('"device": "cpu",', '"device": "gpu",'))
+    status, _, err = ran(capsys, "--resume", finished, "--steps", 30)
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.endswith(f"; with --device cpu the run in {finished} goes on without one\n")
+    assert (finished / "last.safetensors").read_bytes() == before
+    assert ran(capsys, "--resume", finished, "--steps", 30, "--device", "cpu")[0] == 0
+
+
+@pytest.mark.skipif(gpu_problem() is None, reason="a GPU is there")
+def test_auto_says_why_it_is_the_cpu(tmp_path, capsys):
+    _tell_once.cache_clear()
+    status, out, _ = ran(capsys, *SMALL, "--steps", 1, "--device", "auto", "--out", tmp_path / "run")
+    assert (status, out.count("--device auto: the CPU; CuPy ")) == (0, 1)
 
 
 def test_a_kernel_that_does_not_compile_is_one_line(tmp_path, capsys, monkeypatch):

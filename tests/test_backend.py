@@ -138,13 +138,13 @@ BANNER = "\n================\nFailed to import CuPy.\n\nOriginal error:\n  Impor
 
 
 @pytest.mark.parametrize("error", [ImportError(BANNER), AttributeError("module 'numpy' has no attribute 'product'"),
-                                   OSError()])
+                                   OSError(), SystemExit("bye")])
 def test_a_broken_cupy_is_one_line(monkeypatch, error):
     monkeypatch.setattr(importlib, "import_module", failing(error))
     problem = gpu_problem()
     assert "\n" not in problem
     assert problem.startswith("CuPy cannot be imported (")
-    for text in ("Failed to import CuPy.", "has no attribute 'product'", "OSError"):
+    for text in ("ImportError: libcuda.so.1", "has no attribute 'product'", "OSError", "bye"):
         if text in f"{error} {type(error).__name__}":
             assert text in problem
 

@@ -314,7 +314,7 @@ def test_memory_is_linear_in_S_and_the_window_is_not_copied():
     ["--repeats", "0"], ["-S", "1"], ["-K", "0"], ["--hidden", "x"], ["--batch-size", "-1"], ["--device", "tpu"],
     ["--lr", "1"], ["--only", "gru"], ["--only", ""], ["--srupp-size", "8,2,16"], ["--srupp-size", "1,2,16,4"],
     ["--srupp-size", "8,2,0,4"], ["--srupp-size", "8,2,x,4"], ["--json", "{tmp}/nowhere/bench.json"],
-    ["--json", "{tmp}"], ["--out", "{tmp}/nowhere/bench.png"]],
+    ["--json", "{tmp}"], ["--json", ""], ["--out", "{tmp}/nowhere/bench.png"]],
     ids=" ".join)
 def test_bad_flags_are_one_line_and_status_2(argv, tmp_path, capsys):
     status, out, err = ran(capsys, *(word.format(tmp=tmp_path) for word in argv))
@@ -322,6 +322,17 @@ def test_bad_flags_are_one_line_and_status_2(argv, tmp_path, capsys):
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+@pytest.mark.parametrize("flag", ["--json", "--out"])
+def test_a_report_is_not_written_in_the_place_of_a_device(flag, tmp_path, capsys):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    status, _, err = ran(capsys, "--quick", flag, pipe)
+    assert status == 2
+    assert err == f"error: {flag} '{pipe}' cannot be written; expected a file in a folder that is there\n"
+    assert pipe.is_fifo()
 
 
 @pytest.mark.skipif(gpu_problem() is None, reason="there is a GPU")

@@ -83,7 +83,8 @@ def minigrads(report):
 
 # ---- a run -----------------------------------------------------------------------------------------------
 
-def test_a_run_without_pytorch(gpu, tmp_path, capsys):
+def test_a_run_without_pytorch(gpu, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CUPY_TF32", "1")
     status, out, _ = ran(capsys, *QUICK, "--json", tmp_path / "bench.json", "--out", tmp_path / "bench.png")
     assert status == 0, out
     report = report_of(tmp_path / "bench.json")
@@ -91,12 +92,14 @@ def test_a_run_without_pytorch(gpu, tmp_path, capsys):
     assert all(set(GpuTiming._fields) < set(row) and row["min_ms"] <= row["ms"] for row in report["table"])
     assert all(row["ratio"] > 0 and row["bytes"] > 0 and row["ms"] > 0 for row in report["floors"].values())
     assert {"card", "multiprocessors", "memory_bytes", "cuda_runtime", "cuda_driver", "cupy", "command",
-            "kernels"} <= set(report["environment"])
+            "kernels", "variables"} <= set(report["environment"])
     assert set(report["rates"]) == {"copy_bytes", "matrix", "copy_tb_s", "product_tflop_s", "kernel_us", "dot_us"}
     assert report["floors"]["MNIST step"]["epoch"]["steps"] == 15_000
     assert "stand-in, 1 multiprocessors, 1 GiB; CUDA 13.0, driver 13.1; CuPy 14." in out
     assert "legacy default stream" in out
     assert "MINIGRAD_KERNELS=0: plain CuPy" in out
+    assert report["environment"]["variables"]["CUPY_TF32"] == "1"
+    assert "the figures may be others for it: CUPY_TF32=1" in out
     assert "torch cannot be imported" in out
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
     assert fake_cupy.freed                                       # between the rows

@@ -133,6 +133,15 @@ def test_an_unknown_dtype_leaves_the_old_file_whole(path):
     assert path.read_bytes() == b"old"
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_what_is_no_file_is_left_alone(path):
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="not a regular file"):
+        write_atomically(path, b"new")
+    assert path.is_fifo()
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError):
         save_checkpoint(tmp_path / "none" / "last.safetensors", {}, {})

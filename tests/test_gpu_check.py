@@ -34,7 +34,7 @@ def given(flag):
 
 if place == "gpu":
     print("a warning of a library", file=sys.stderr)
-    print("gpu_problem:", plays if plays != "passes" else None)
+    print("problem:", plays if plays != "passes" else None)
 elif place == "environment":
     print("card: a card", "Python: 3", "cupy: 14", "commit: c0ffee", sep="\\n")
 elif place == "tests":
@@ -196,7 +196,7 @@ def test_a_signal_ends_it_and_the_summary_is_true(checks):
 def test_without_a_gpu_it_is_one_line(checks):
     check = checks["no GPU"]
     assert check.ended() == 2
-    assert check.text == ("error: no GPU: CuPy is installed but this machine has no CUDA device; nothing was run\n")
+    assert check.text == "error: CuPy is installed but this machine has no CUDA device; nothing was run\n"
     assert not check.out.exists()
 
 
@@ -205,10 +205,29 @@ def test_without_a_gpu_it_is_one_line(checks):
     (["--limits", "1,x,3"], "a limit in --limits is 'x'; expected a whole number of seconds"),
     (["--limits", "1,2"], "a limit in --limits is ''; expected a whole number of seconds"),
     (["--total", "-3"], "--total is '-3'; expected a whole number of seconds"), (["--data"], "--data needs a value"),
+    (["--grace", "08"], "--grace is '08'; expected a whole number of seconds"),
+    (["--total", "9" * 20], f"--total is '{'9' * 20}'; expected a whole number of seconds"),
+    (["--data", ""], "--data is ''; expected a folder"),
+    (["--data", "/no such"], "--data is '/no such'; expected a folder"),
     (["--fast"], "--fast is no flag of gpu_check.sh; see --help")])
 def test_a_wrong_flag_is_one_line(flags, says):
     done = subprocess.run(["bash", str(SCRIPT), *flags], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {says}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "value", "says"), [
+    ("PYTHON", "/proc/none", "expected a Python that can be run"),
+    ("OUT", __file__, "expected a folder that can be written"),
+    ("OUT", "/proc/none", "expected a folder that can be written"),
+    ("TMPDIR", "/proc/none", "expected a folder that can be written")])
+def test_a_wrong_variable_is_one_line(name, value, says, checks):
+    stub = checks["no GPU"].out.parent / "python"
+    done = subprocess.run(["bash", str(SCRIPT)], capture_output=True, text=True, env={
+        **os.environ, PLAYS: "{}", "OUT": "", "PYTHON": str(stub), name: value})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {name} is '{value}'; {says}")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -232,7 +251,7 @@ def shown(capsys, *argv):
 @pytest.mark.parametrize(("text", "says"), [
     ("a PASSED\n== 2 failed, 3 passed, 9 deselected, 1 error in 0.12s (0:00:02) ==", "2 failed, 3 passed, 1 error"),
     ("a PASSED [ 1%]\nb FAILED [ 2%]\nc PASS", "1 failed, 0 error, 1 passed, then cut off"),
-    ("", "0 failed, 0 error, 0 passed, then cut off")])
+    ("No module named pytest", "no figures: no test was run")])
 def test_figures_of_tests(text, says, tmp_path, capsys):
     (tmp_path / "tests.txt").write_text(text, encoding="utf-8")
     assert shown(capsys, "tests", tmp_path / "tests.txt") == says
@@ -244,6 +263,9 @@ def test_figures_of_a_bench_say_where_a_verdict_stands(tmp_path, capsys):
     (tmp_path / "bench.json").write_text(json.dumps(report), encoding="utf-8")
     assert shown(capsys, "bench", tmp_path / "bench.json") == (
         "2 rows: 1 met, 1 missed; missed: floor / MNIST step / epoch")
+    report = {"table": [], "failed": ["SRU"], "notes": ["torch 2", "LSTM: not reached in 9 s"]}
+    (tmp_path / "bench.json").write_text(json.dumps(report), encoding="utf-8")
+    assert shown(capsys, "bench", tmp_path / "bench.json") == "0 rows; failed: SRU; not reached: LSTM"
     (tmp_path / "bench.json").write_text('{"table": []}', encoding="utf-8")
     assert shown(capsys, "bench", tmp_path / "bench.json") == "0 rows"
 
