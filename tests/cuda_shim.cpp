@@ -14,6 +14,29 @@
 __thread Dim3 threadIdx, blockIdx;
 Dim3 blockDim, gridDim;
 static void (*wait_for_the_block)();  // none: the kernel's own text has no __syncthreads
+static bool backwards;                // the last block first, and the last thread of each
+
+// ---- what may be read ----------------------------------------------------------------------------------------
+
+static const void** ends;             // the beginning and the end of each array of a launch; none: anything may be read
+static int arrays;
+static bool read_outside;
+
+void may_read(const void* address) {
+    for (int n = 0; n < arrays; n++)
+        if (address >= ends[2 * n] && address < ends[2 * n + 1]) return;
+    if (arrays) read_outside = true;
+}
+
+extern "C" void may_read_between(const void** of_arrays, int count) {
+    ends = of_arrays;
+    arrays = count;
+    read_outside = false;
+}
+
+extern "C" int has_read_outside() { return read_outside; }
+
+// ---- the grid ------------------------------------------------------------------------------------------------
 
 static void fail(const char* sentence) {
     std::fprintf(stderr, "%s\n", sentence);
@@ -27,10 +50,12 @@ void __syncthreads() {
 
 static void be_thread(unsigned n) { threadIdx = {n % blockDim.x, n / blockDim.x, 0}; }
 
+static unsigned place(unsigned i, unsigned n, bool turned) { return turned ? n - 1 - i : i; }
+
 template <class Each> static void for_each_block(unsigned first, Each each) {
     for (unsigned y = 0; y < gridDim.y; y++)
         for (unsigned x = first; x < gridDim.x; x++) {
-            blockIdx = {x, y, 0};
+            blockIdx = {place(x - first, gridDim.x - first, backwards) + first, place(y, gridDim.y, backwards), 0};
             each();
         }
 }
@@ -65,7 +90,7 @@ static void run_block_of_fibers(unsigned threads) {
     for (unsigned round = 0, waiting = threads; waiting; round++) {
         waiting = 0;
         for (unsigned i = 0; i < threads; i++) {
-            const unsigned n = round % 2 ? threads - 1 - i : i;
+            const unsigned n = place(i, threads, (round + backwards) % 2);
             current = &fibers[n];
             current->waits = false;
             be_thread(n);
@@ -94,12 +119,13 @@ static void run_threads(void (*body)(void**), void** arguments, unsigned threads
 }
 
 // Run body(arguments) for every thread of the blocks first ... of the grid. how: 0, one thread after another, for a
-// kernel that does not synchronise; 1, fibers; 2, threads and a barrier.
+// kernel that does not synchronise; 1, fibers; 2, threads and a barrier. turned: in the opposite order.
 extern "C" void launch(void (*body)(void**), void** arguments, int how, const unsigned* grid, const unsigned* block,
-                       unsigned first) {
+                       unsigned first, int turned) {
     gridDim = {grid[0], grid[1], 1};
     blockDim = {block[0], block[1], 1};
     const unsigned threads = block[0] * block[1];
+    backwards = turned;
     wait_for_the_block = nullptr;
     if (how == 2) return run_threads(body, arguments, threads, first);
     if (how == 1) {
@@ -111,7 +137,7 @@ extern "C" void launch(void (*body)(void**), void** arguments, int how, const un
     for_each_block(first, [=] {
         if (how == 1) return run_block_of_fibers(threads);
         for (unsigned n = 0; n < threads; n++) {
-            be_thread(n);
+            be_thread(place(n, threads, backwards));
             body(arguments);
         }
     });

@@ -16,5 +16,6 @@ extern __thread Dim3 threadIdx, blockIdx;
 extern Dim3 blockDim, gridDim;
 
 void __syncthreads();
+void may_read(const void* address);
 float half_to_float(unsigned short bits);
 unsigned short float_to_half(float x);

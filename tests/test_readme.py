@@ -36,7 +36,7 @@ def named_code():
     for row in section("From the papers' equations to the code").splitlines():
         if row.startswith("|") and "`" in row:
             for part in row.split("|")[3].split(";"):
-                path, names = part.split(":")
+                path, names = part.removeprefix(" on a GPU").split(":")
                 for name in re.findall(r"`([^`]+)`", names):
                     yield path.strip(" `"), name
 

@@ -135,10 +135,14 @@ def device_of(array):
 
 
 def on_its_device(function):
-    """The function, with the device of its first array current. Raises KernelError for arrays on several devices."""
+    """The function, with the device of its first array current; an array may lie in a tuple, a cache for example.
+
+    Raises KernelError for arrays on several devices.
+    """
     @functools.wraps(function)
     def run(*arguments, **keywords):
-        arrays = [a for a in (*arguments, *keywords.values()) if hasattr(a, "device") and not np.isscalar(a)]
+        parts = [a if isinstance(a, tuple) else (a,) for a in (*arguments, *keywords.values())]
+        arrays = [a for part in parts for a in part if hasattr(a, "device") and not np.isscalar(a)]
         devices = {str(a.device) for a in arrays}
         if len(devices) > 1:
             raise KernelError(f"{function.__name__} got arrays on the devices {sorted(devices)}; expected them on one")

@@ -14,11 +14,11 @@ def scatter_add(target, ids, updates):
     """As backend.scatter_add, each sum in the order of the updates; an id outside 0 ... V-1 is taken modulo V, as by
     CuPy's indexing. False, and nothing done, for a dtype without kernels or a target that is not C-contiguous.
     """
-    xp, N, d = array_module(target, ids, updates), len(ids), math.prod(target.shape[1:])
+    xp, N, d = array_module(target, ids, updates), ids.size, math.prod(target.shape[1:])
     if target.dtype.name not in kernels.TYPES or not target.flags.c_contiguous:
         return False
-    if N and d:
-        ids = ids.astype("int64") % len(target)
+    if N and target.size:
+        ids = ids.reshape(-1).astype("int64") % len(target)
         order = xp.argsort(ids, kind="stable")
         kernels.kernel("scatter", "scatter_add", target.dtype)(
             (blocks_for(N, ROWS), blocks_for(d, COLUMNS)), (COLUMNS, ROWS), ids[order], given(order, "int64", xp),

@@ -17,7 +17,7 @@ def masked_softmax(S, mask, rows, keys, offset, causal, window):
         else:                                    # once what broadcast_to repeats: else it would be written out here
             mask = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.strides)]
         mask = xp.ascontiguousarray(mask).reshape((1,) * (4 - mask.ndim) + mask.shape if mask.ndim < 4 else
-                                                  (-1, *mask.shape[-3:]))
+                                                  (math.prod(mask.shape[:-3]), *mask.shape[-3:]))
     H = S.shape[-3] if S.ndim > 2 else 1
     kernels.kernel("softmax", "softmax_forward", S.dtype)(
         math.prod(S.shape[:-1]) if M else 0, power_of_two(M), S, 0 if mask is None else mask, *_strides(mask),
