@@ -18,7 +18,7 @@ import math  # noqa: E402
 import os  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from minigrad import optim, schedules  # noqa: E402
+from minigrad import kernels, optim, schedules  # noqa: E402
 from minigrad.backend import DeviceError, gpu_problem, require_working  # noqa: E402
 from minigrad.checkpoint import CheckpointError  # noqa: E402
 from minigrad.data import DataError  # noqa: E402
@@ -289,13 +289,16 @@ def _end(line, status):
 
 
 def device_of(settings):
-    """The device to compute on. Raises DeviceError when a GPU was asked for and there is none, or none that works."""
+    """The device to compute on. Raises DeviceError when a GPU was asked for and there is none, or none that works,
+    KernelError when the switch of the kernels is neither on nor off."""
     try:
         device = require_working(settings["device"])
     except DeviceError as error:
         if not settings.get("resume"):
             raise
         raise DeviceError(f"{error}; with --device cpu the run in {settings['resume']} goes on without one") from error
+    if device == "gpu":
+        kernels.available()                         # raises where their switch says neither yes nor no
     if (settings["device"], device) == ("auto", "cpu") and not settings.get("quiet"):
         _tell_once(f"--device auto: the CPU; {gpu_problem()}")
     return device

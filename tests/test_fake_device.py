@@ -42,6 +42,7 @@ from minigrad.layers.urnn import complex_rows, urnn_step, urnn_step_backward
 from minigrad.optim import clip_grad_norm
 from models.regressor import SequenceRegressor
 from tasks import adding, char_lm, classify
+from tasks.common import run
 
 pytestmark = pytest.mark.usefixtures("fake_gpu")
 
@@ -304,3 +305,11 @@ def test_an_evaluation_of_classes(tmp_path):
         figures.append(evaluation(model))
     assert figures[0] == pytest.approx(figures[1], rel=1e-9)
     assert {"test_accuracy", "test_accuracy_all", "w_hat_1", "w_hat_backward_2"} <= set(figures[0])
+
+
+def test_an_odd_switch_of_the_kernels_is_one_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("MINIGRAD_KERNELS", "off")
+    argv = [*map(str, SMALL[adding]), "--device", "gpu", "--steps", "1", "--out", str(tmp_path / "run")]
+    assert run(adding.main, argv) == 2
+    assert capsys.readouterr().err == "error: MINIGRAD_KERNELS is 'off' in the environment; expected 0 or 1\n"
+    assert not (tmp_path / "run").exists()

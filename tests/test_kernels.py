@@ -917,6 +917,13 @@ def test_where_there_are_kernels(cupy, monkeypatch):
     monkeypatch.setenv(kernels.SWITCH, "0")
     assert kernels.of(cupy) is None
     assert not kernels.available()
+    for value in ("false", "2", " 0"):
+        monkeypatch.setenv(kernels.SWITCH, value)
+        with pytest.raises(kernels.KernelError, match=f"MINIGRAD_KERNELS is '{value}' in the environment; expected 0"):
+            kernels.of(cupy)
+        assert kernels.of(np) is None
+    monkeypatch.setenv(kernels.SWITCH, "")
+    assert kernels.of(cupy) is fused
     monkeypatch.delenv(kernels.SWITCH)
     monkeypatch.setattr(kernels, "gpu_available", lambda: False)
     assert not kernels.available()

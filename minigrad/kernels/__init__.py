@@ -34,19 +34,25 @@ class KernelError(RuntimeError):
 
 
 def available():
-    """True when there is a GPU and the kernels are not switched off."""
+    """True when there is a GPU and the kernels are not switched off. Raises KernelError as `of`."""
     return _switched_on() and gpu_available()
 
 
 def of(xp):
-    """The module of fused functions for an array module; None for NumPy and where they are switched off."""
+    """The module of fused functions for an array module; None for NumPy and where they are switched off.
+
+    Raises KernelError when the switch is neither 0 nor 1.
+    """
     if xp is np or not _switched_on():
         return None
     return importlib.import_module("minigrad.kernels.fused")
 
 
 def _switched_on():
-    return os.environ.get(SWITCH, "1") != "0"
+    value = os.environ.get(SWITCH) or "1"
+    if value not in ("0", "1"):
+        raise KernelError(f"{SWITCH} is {value!r} in the environment; expected 0 or 1")
+    return value == "1"
 
 
 # ---- loading ---------------------------------------------------------------------------------------------

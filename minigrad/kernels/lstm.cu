@@ -1,4 +1,5 @@
-// One step of LSTM and RRALSTM (minigrad/layers/lstm_loop.py), beside the product that the caller makes with h_{t-1}.
+// One step of LSTM and RRALSTM (Wang 2017, arXiv 1709.03714, equations 7 to 10; minigrad/layers/lstm.py, rra.py), beside
+// the product that the caller makes with h_{t-1}. The backward is derived in docs/derivations/lstm.md and rra.md.
 //
 //     z   = x_t W + h_{t-1} U + b                            the gates i, f, o, g side by side
 //     i, f, o = sigma(z_i), sigma(z_f), sigma(z_o);   g = tanh(z_g)

@@ -1,4 +1,5 @@
-// Layer normalisation (minigrad/layers/norm.py). A block has one row of d numbers.
+// Layer normalisation (Ba et al. 2016, arXiv 1607.06450; minigrad/layers/norm.py). A block has one row of d numbers. The
+// backward is derived in docs/derivations/layer_norm.md.
 //
 //     mu = mean(x);   sigma = sqrt(mean((x - mu)^2) + eps);   x_hat = (x - mu) / sigma;   y = x_hat gain + bias
 

@@ -1,4 +1,5 @@
-// Optimizers and gradient clipping (minigrad/optim.py) over all parameters of one dtype in one launch.
+// Optimizers and gradient clipping (minigrad/optim.py, whose docstrings name the papers) over all parameters of one dtype
+// in one launch.
 //
 // A table in device memory says where the arrays are. Its row of a parameter, COLUMNS numbers: the addresses of theta,
 // g and up to three accumulators (0: not there), the size, and whether it decays. `work` says what a block does: (the

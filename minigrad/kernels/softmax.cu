@@ -1,5 +1,6 @@
-// The softmax of attention (minigrad/functional.py, softmax_attention). A block has one row: the scores S_ij of a
-// query i over M keys j. S is (A, H, L, M), its rows first_row ... and its keys first_key ... of the whole.
+// The softmax of attention (Vaswani et al. 2017, equation 1; minigrad/functional.py, softmax_attention). A block has one
+// row: the scores S_ij of a query i over M keys j. S is (A, H, L, M), its rows first_row ... and its keys first_key ... of
+// the whole. The backward is derived in docs/derivations/softmax_attention.md.
 //
 //     P_ij = exp(S_ij) / sum_j' exp(S_ij')  over the keys that query i sees; 0 for the others, and where it sees none
 //

@@ -1,4 +1,5 @@
-// The recurrence of SRU and SRU++ (minigrad/layers/sru.py), one launch for all steps.
+// The recurrence of SRU and SRU++ (Lei et al. 2018, arXiv 1709.02755; minigrad/layers/sru.py: sru_step), one launch for
+// all steps. The backward is derived in docs/derivations/sru.md.
 //
 //     f_t  = sigma(u1_t + v_f c_{t-1} + b_f)
 //     r_t  = sigma(u2_t + v_r c_{t-1} + b_r)
