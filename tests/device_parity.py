@@ -19,7 +19,7 @@ from minigrad.data import Batches, Streams
 from minigrad.data.imdb import read_imdb
 from minigrad.data.mnist import read_mnist
 from minigrad.data.sentences import SPECIAL, WordVocabulary
-from minigrad.layers import IRNN, LSTM, RRALSTM, RWA, URNN, Bidirectional, SRUpp
+from minigrad.layers import IRNN, LSTM, RNN, RRALSTM, RWA, SRU, URNN, Bidirectional, SRUpp
 from minigrad.losses import mean_squared_error, softmax_cross_entropy
 from minigrad.optim import (
     SGD,
@@ -206,6 +206,9 @@ FAMILIES = {
     "pixels, irnn": (pixels_family(lambda: IRNN(1, 4, rng=1, dtype="float64")), 2),
     "pixels, urnn": (pixels_family(urnn), 2),
     "pixels, rwa": (pixels_family(lambda: RWA(1, 4, rng=1, dtype="float64")), 2),
+    "pixels, sru": (pixels_family(lambda: SRU(1, 4, rng=1, dtype="float64")), 2),
+    "pixels, rnn": (pixels_family(lambda: RNN(1, 4, rng=1, dtype="float64")), 2),
+    "pixels, rnn, attention": (pixels_family(lambda: RNN(1, 4, 3, attention=True, rng=1, dtype="float64")), 2),
 }                                                        # (model, batches ...), the arrays of a batch
 
 

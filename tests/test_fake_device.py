@@ -1,5 +1,6 @@
 """Layers, losses, optimizers, checkpoints, training on the stand-in for CuPy: NumPy's numbers, no hidden transfer."""
 
+import csv
 import itertools
 from collections import Counter
 
@@ -41,7 +42,7 @@ from minigrad.layers.srupp import srupp_attention, srupp_attention_backward
 from minigrad.layers.urnn import complex_rows, urnn_step, urnn_step_backward
 from minigrad.optim import clip_grad_norm
 from models.regressor import SequenceRegressor
-from tasks import adding, char_lm, classify
+from tasks import adding, char_lm, classify, clipping
 from tasks.common import run
 
 pytestmark = pytest.mark.usefixtures("fake_gpu")
@@ -278,6 +279,20 @@ def test_a_non_finite_gradient_is_found_at_the_next_log_interval(tmp_path):
 @pytest.mark.parametrize("task", SMALL, ids=lambda task: task.__name__)
 def test_a_task_runs_there_and_says_the_same(task, tmp_path, monkeypatch):
     device_parity.task_agrees(task, tmp_path, monkeypatch)
+
+
+@pytest.mark.usefixtures("quick_figures")
+def test_the_table_of_clipping_is_the_same_there(tmp_path):
+    for device in ("cpu", "gpu"):
+        clipping.main(["--only", "table", "--seeds", "1", "--steps", "3", "--train-size", "20", "--test-size", "10",
+                       "--batch-size", "5", "-S", "6", "--hidden", "4", "--dtype", "float64", "--quiet",
+                       "--device", device, "--out", str(tmp_path / device)])
+    (_, *here), (_, *there) = (
+        csv.reader((tmp_path / device / "log.csv").read_text("utf-8").splitlines()) for device in ("cpu", "gpu"))
+    assert len(there) == len(here) == 3 * 3                      # variants, steps
+    for row, other in zip(here, there):
+        assert other[:3] == row[:3]
+        np.testing.assert_allclose([float(n) for n in other[3:]], [float(n) for n in row[3:]], rtol=1e-9)
 
 
 def test_text_is_written_and_encoded_there():

@@ -138,6 +138,19 @@ def test_sru_whose_last_state_gets_no_gradient(put, dh_given, dc_given):
     assert_near(sru(fused, *put((arguments, upstream, *rest)), {}), expected, "float64")
 
 
+def test_sru_carries_its_state_in_float32(put):
+    """Moves of c and dc too small for float16 add up: (1 - f) / 2 is 6e-5, float16's spacing there 2.4e-4 and more."""
+    T, one = 1000, np.ones((1, 1, 1), "float16")
+    vectors = [np.array([v], "float16") for v in (0, 0, 9, 0)]               # v_f, v_r, b_f, b_r
+    weights = (np.array([[1, 0, 0]], "float16"), *vectors)                   # u0 = 1, u1 = u2 = 0
+    arguments = one.repeat(T, axis=0), one.repeat(T, axis=0), one[0] / 2, weights
+    upstream = None, one[0] / 2
+    expected = sru(sru_loop, *as_double((arguments, upstream)), None, None, {})
+    assert expected[1] > 0.55
+    assert expected[2][0][2] < 0.45
+    assert_near(sru(fused, *put((arguments, upstream)), None, None, {}), expected, "float16")
+
+
 # ---- LSTM and RRA ----------------------------------------------------------------------------------------
 
 def loop_arguments(T, B, d, h, K, offset, dtype, given=True, masked=None, seed=0):
@@ -654,13 +667,55 @@ def test_steps_and_clipping_move_nothing(stand_in, optimizer, settings):
         run.step()
 
 
+class Entered:
+    """A device of arrays, which counts how often it is current."""
+
+    times = 0
+
+    def __enter__(self):
+        self.times += 1
+
+    def __exit__(self, *error):
+        self.times -= 1
+
+
+def test_every_launch_is_on_the_device_of_its_arrays(monkeypatch):
+    """It is made current before a kernel is looked up: on another device each launch would fail, or be on that one."""
+    fake_cupy, device, launched = pytest.importorskip("fake_cupy"), Entered(), set()
+
+    def kernel(family, name, dtype):
+        assert device.times, f"{name} is looked up on whatever device is current"
+        launched.add(name)
+        return lambda *arguments: pytest.fail(name) if not device.times else None
+    on_the_shim(monkeypatch, kernel)
+    monkeypatch.setenv(kernels.SWITCH, "1")
+    fake_cupy.install(monkeypatch)
+    monkeypatch.setattr(fake_cupy.ndarray, "device", device)
+    x = {Embedding: np.array([[1, 2]])}
+    for layer in (SRU(3, 3, rng=0), RRALSTM(3, 3, 2, rng=0), LayerNorm(3), MultiHeadAttention(3, 1, rng=0),
+                  Embedding(4, 3, rng=0)):
+        layer.to_device("gpu")
+        y, cache = layer.forward(to_device(x.get(type(layer), np.ones((1, 2, 3), "float32")), "gpu"))
+        with np.errstate(all="ignore"):
+            layer.backward((y[0], None) if isinstance(y, tuple) else y, cache)
+    for optimizer, settings in OPTIMIZERS:
+        run = optimizer([Parameter(to_device(np.ones(3), "gpu"))], **settings)
+        run.zero_grad()
+        optim.clip_grad_norm(run.parameters, 1.0)
+        optim.clip_grad_value(run.parameters, 1.0)
+        run.step()
+    assert launched == set().union(*(cuda_shim.signatures(kernels.source(family)) for family in cuda_shim.families()))
+    assert device.times == 0
+
+
 # ---- the texts -------------------------------------------------------------------------------------------
 
 ALLOWED = [r"typedef long long Index;", r"const int [A-Z_0-9]+ = [^;]*;", r"for \(int s = 0; s < [A-Z_]+;",
            r"for \(unsigned \w+ = (1|blockDim\.x / 2);", r"unsigned short"]
 FORBIDDEN = {
     "a 32-bit number that could be an offset": r"\b(int|unsigned|short|long|char|size_t)\b",
-    "a product of 32-bit built-in variables": r"(?<!\(Index\))\b(blockIdx|gridDim)\.\w \*",
+    "a product of 32-bit built-in variables": r"(?<!\(Index\))\b(threadIdx|blockIdx|blockDim|gridDim)\.\w \*",
+    "a product of a 32-bit constant": r"\b(\d+|[A-Z_]{2,}) \* (threadIdx|blockIdx|blockDim|gridDim)\b",
     "something included": r"#\s*include",
     "a warp's own instruction": r"__(shfl|ballot|any|all|syncwarp|reduce)|warpSize",
     "sums in no fixed order": r"\batomic",
@@ -703,6 +758,9 @@ def test_every_kernel_is_launched(family):
     ("sru", "typedef long long Index;", "typedef int Index;"),
     ("sru", "const Index n = thread_number()", "const int n = thread_number()"),
     ("sru", "(Index)blockIdx.x * blockDim.x", "blockIdx.x * blockDim.x"),
+    ("sru", "(Index)blockIdx.x * blockDim.x + threadIdx.x", "(Index)(blockDim.x * blockIdx.x + threadIdx.x)"),
+    ("optim", "work[2 * (Index)blockIdx.x]", "work[2 * blockIdx.x]"),
+    ("norm", "(Index)gridDim.y * ROWS", "ROWS * gridDim.y"),
     ("lstm", "(Index)blockIdx.y * gridDim.x", "blockIdx.y * gridDim.x"),
     ("norm", "const Index row = blockIdx.x", "const unsigned row = blockIdx.x"),
     ("softmax", "sum = block_sum(sum);", "sum += __shfl_xor_sync(~0, sum, 1);"),
