@@ -194,6 +194,19 @@ def test_blocks_that_share_a_window_weight_go_round(put, monkeypatch):
     loop_parity(put, 12, 3, 2, 33, 2, 1, True, None, "float64")
 
 
+@pytest.mark.parametrize("w_hat", [None, np.ones(1, "float16")], ids=["LSTM", "RRALSTM"])
+def test_lstm_carries_its_state_in_float32(put, w_hat):
+    """As SRU: i g = 1 - f = 1.2e-4, so that c creeps from 0.5 to 1 in moves of 6e-5. (Backward reads the gates as they are
+    kept, rounded.)"""
+    T, zeros = 1000, np.zeros((1, 4), "float16")
+    b, half = np.array([-9, 9, 0, 9], "float16"), np.full((1, 1), 0.5, "float16")
+    arguments = np.zeros((1, T, 1), "float16"), None, half, None, zeros, zeros, b, w_hat
+    _, _, expected, _ = lstm_loop.loop_forward(*as_double(arguments), 1)
+    assert expected > 0.55
+    _, _, c, _ = fused.loop_forward(*put(arguments), 1)
+    assert_near(c, expected, "float16")
+
+
 def test_arrays_in_the_order_of_columns(put):
     """Whatever a caller hands over: backward works in a copy of dc, which has to be in the order of rows."""
     arguments, upstream = tree_map(np.asfortranarray, loop_arguments(5, 3, 2, 4, 2, 2, "float64", masked="gaps"))

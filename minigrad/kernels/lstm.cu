@@ -16,6 +16,7 @@ extern "C" __global__ void lstm_forward(
     const REAL* w_hat,                // (K,)
     REAL* gates,                      // (T, B, 4, h): x W before; row t becomes i, f, o, g
     REAL* hs,                         // (P+T, B, h)
+    Acc* c,                           // (B, h): of c_{t-1} before, of c_t after; what Half would round from step to step
     REAL* cs,                         // (T+1, B, h): row t + 1 is c_t
     REAL* q,                          // (T, B, h)
     Index t, Index B, Index h, Index P, Index K, Index offset) {
@@ -25,16 +26,17 @@ extern "C" __global__ void lstm_forward(
     REAL* gates_t = gates + t * 4 * Bh + first;
     auto z = [=](Index gate) { return load(gates_t, gate * h) + load(hU, first + gate * h) + load(b, gate * h + j); };
     const Acc i = sigmoid(z(0)), f = sigmoid(z(1)), o = sigmoid(z(2)), g = tanh(z(3));
-    const Acc c = f * load(cs, t * Bh + n) + i * g;
+    const Acc c_t = f * c[n] + i * g;
     Acc a = 0;
     #pragma unroll 4
     for (Index k = 1; k <= K; k++) a += load(w_hat, k - 1) * load(hs, (P + t - k - offset + 1) * Bh + n);
-    const Acc q_t = tanh(c + a);
+    const Acc q_t = tanh(c_t + a);
     store(gates_t, 0, i);
     store(gates_t, h, f);
     store(gates_t, 2 * h, o);
     store(gates_t, 3 * h, g);
-    store(cs, (t + 1) * Bh + n, c);
+    c[n] = c_t;
+    store(cs, (t + 1) * Bh + n, c_t);
     store(q, t * Bh + n, q_t);
     store(hs, (P + t) * Bh + n, o * q_t);
 }

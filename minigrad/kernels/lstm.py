@@ -45,11 +45,12 @@ def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
     hs, cs, q, hU = (empty(shape, dtype, xp) for shape in [(P + T, B, h), (T + 1, B, h), (T, B, h), (B, 4 * h)])
     hs[:P] = 0 if past is None else past.transpose(1, 0, 2)
     cs[0] = 0 if c is None else c
+    c = cs[0].astype(sum_dtype(dtype))
     U, b, w_hat = (given(array, dtype, xp) for array in (U, b, w_hat))
     step, blocks = kernels.kernel("lstm", "lstm_forward", dtype), blocks_for(B * h, THREADS)
     for t in range(T):
         xp.dot(hs[P + t - 1], U, out=hU)
-        step(blocks, THREADS, hU, b, w_hat, gates, hs, cs, q, t, B, h, P, K, offset)
+        step(blocks, THREADS, hU, b, w_hat, gates, hs, c, cs, q, t, B, h, P, K, offset)
     y = unpack(hs[P:].transpose(1, 0, 2), packing)
     last_c = cs[T].copy() if packing is None else cs[packing.lengths, xp.arange(B)]
     return y, last_states(hs, P, packing), last_c, LoopCache(xs, gates, hs, cs, q, packing)
