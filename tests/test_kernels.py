@@ -196,8 +196,8 @@ def test_blocks_that_share_a_window_weight_go_round(put, monkeypatch):
 
 @pytest.mark.parametrize("w_hat", [None, np.ones(1, "float16")], ids=["LSTM", "RRALSTM"])
 def test_lstm_carries_its_state_in_float32(put, w_hat):
-    """As SRU: i g = 1 - f = 1.2e-4, so that c creeps from 0.5 to 1 in moves of 6e-5. (Backward reads the gates as they are
-    kept, rounded.)"""
+    """As SRU: i g = 1 - f = 1.2e-4, so that c creeps from 0.5 to 1 in moves of 6e-5. (Backward reads the gates as they
+    are kept, rounded.)"""
     T, zeros = 1000, np.zeros((1, 4), "float16")
     b, half = np.array([-9, 9, 0, 9], "float16"), np.full((1, 1), 0.5, "float16")
     arguments = np.zeros((1, T, 1), "float16"), None, half, None, zeros, zeros, b, w_hat
