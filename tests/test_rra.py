@@ -101,6 +101,11 @@ def test_sum_normalisation_is_scale_invariant(offset, K, seed, factor):
     np.testing.assert_allclose(layer.w.grad * factor, dw, rtol=1e-9, atol=1e-12 * max(np.abs(dw).max(), 1e-2))
 
 
+def test_offset_is_a_python_int():
+    """A kernel takes 8 bytes of it: a NumPy integer may have fewer."""
+    assert type(RRALSTM(4, 5, 3, np.int32(2), rng=0).offset) is int
+
+
 def test_softmax_is_invariant_to_a_shift():
     layer = RRALSTM(4, 5, 3, normalize="softmax", rng=0, dtype="float64")
     x = np.random.default_rng(0).standard_normal((2, 7, 4))
