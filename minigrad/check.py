@@ -31,11 +31,16 @@ def check_mask(layer, mask, shape, name="mask"):
         raise ValueError(f"{layer}: {name} has shape {mask.shape}; expected {tuple(shape)}")
 
 
+def check_tuple(owner, name, value, entries):
+    """`value` must be a tuple (or list) with an item for each of `entries`, their names."""
+    if not isinstance(value, tuple | list) or len(value) != len(entries):
+        came = f"{len(value)} entries" if isinstance(value, tuple | list) else type(value).__name__
+        raise ValueError(f"{owner}: {name} is {came}; expected a tuple ({', '.join(entries)})")
+
+
 def check_state(layer, state, shapes, name="state"):
     """`state` must be a tuple of arrays with the given names and shapes; in a dstate any of them may be None."""
-    if not isinstance(state, tuple | list) or len(state) != len(shapes):
-        came = f"{len(state)} entries" if isinstance(state, tuple | list) else type(state).__name__
-        raise ValueError(f"{layer}: {name} is {came}; expected a tuple ({', '.join(shapes)})")
+    check_tuple(layer, name, state, shapes)
     for (entry, shape), array in zip(shapes.items(), state):
         if array is None and name == "dstate":
             continue

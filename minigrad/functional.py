@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minigrad import kernels
-from minigrad.backend import array_module, cache_blocks, empty, erf, matmul, sigmoid, uniform_like
+from minigrad.backend import array_module, erf, sigmoid, uniform_like
 from minigrad.check import check_count, check_number, check_shape
+from minigrad.memory import cache_blocks, empty, matmul
 
 GELU_CUBE = 0.044715
 QUERY_BLOCK = 64                  # queries at a time, where each block of them sees a part of the keys only

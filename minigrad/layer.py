@@ -13,15 +13,16 @@ import numpy as np
 
 from minigrad.backend import on_host, to_device
 from minigrad.parameter import Parameter
+from minigrad.tensors import fill_exactly, load_tensors, save_tensors
 
 
 class Layer:
     """Base of all layers. A subclass sets its Parameters and layers as attributes and writes forward and backward.
 
-    constants   the names of its arrays that are not learned: they go where the Parameters go
+    buffers   the names of its arrays that are not learned: they are moved and saved with the Parameters
     """
 
-    constants = ()
+    buffers = ()
 
     def forward(self, x, mask=None, rng=None):
         """Return (y, cache)."""
@@ -52,11 +53,39 @@ class Layer:
         for parameter in self.parameters():
             parameter.zero_grad()
 
-    def named_constants(self):
-        """Yield (dotted name, array) of the `constants` of this layer and of those in it: what is not learned."""
+    def count_parameters(self):
+        """The number of learned numbers, a shared Parameter counted once."""
+        return sum(parameter.value.size for parameter in self.parameters())
+
+    def named_buffers(self):
+        """Yield (dotted name, array) of the `buffers` of this layer and of those in it; a shared layer's come once."""
+        seen = set()
         for prefix, layer in _layers(self):
-            for name in layer.constants:
-                yield prefix + name, getattr(layer, name)
+            if id(layer) not in seen:
+                seen.add(id(layer))
+                for name in layer.buffers:
+                    yield prefix + name, getattr(layer, name)
+
+    def named_arrays(self):
+        """{dotted name: array} of the Parameters' values and the buffers, the arrays themselves."""
+        return {**{name: parameter.value for name, parameter in self.named_parameters()}, **dict(self.named_buffers())}
+
+    def add_gradients(self, **gradients):
+        """Add each gradient to the Parameter of that name: `add_gradients(W=dW, b=db)`."""
+        for name, gradient in gradients.items():
+            getattr(self, name).grad += gradient
+
+    def save(self, path):
+        """Write the Parameters' values and the buffers to a safetensors file."""
+        save_tensors(path, self.named_arrays())
+
+    def load(self, path):
+        """Fill the Parameters and buffers, in place, from a file of `save`; returns the layer.
+
+        Every name, shape and dtype must fit, else CheckpointError names the one that does not and nothing is changed.
+        """
+        fill_exactly(self.named_arrays(), load_tensors(path)[0], path)
+        return self
 
     def validate(self):
         """Raise ArithmeticError where the parameters have reached values at which the formula is undefined.
@@ -69,11 +98,11 @@ class Layer:
                 child.validate()
 
     def to_device(self, device):
-        """Move all Parameters and `constants` to 'cpu' or 'gpu', keeping the Parameter objects; returns the layer."""
+        """Move all Parameters and buffers to 'cpu' or 'gpu', keeping the Parameter objects; returns the layer."""
         for parameter in self.parameters():
             parameter.value, parameter.grad = to_device((parameter.value, parameter.grad), device)
         for _, layer in _layers(self):
-            for name in layer.constants:
+            for name in layer.buffers:
                 setattr(layer, name, to_device(getattr(layer, name), device))
         return self
 
@@ -85,14 +114,31 @@ class Layer:
             parameter.value, parameter.grad = parameter.value.astype(dtype), parameter.grad.astype(dtype)
         return self
 
+    def settings(self):
+        """{name: value} of the numbers, words and flags among the attributes: what `repr` shows besides the shapes."""
+        return {name: value for name, value in vars(self).items()
+                if not name.startswith("_") and isinstance(value, bool | int | float | str)}
+
     def __repr__(self):
-        shapes = ", ".join(f"{name} {parameter.value.shape}" for name, parameter in self.named_parameters())
-        return f"{type(self).__name__}({shapes})"
+        parts = [f"{name}={value!r}" for name, value in self.settings().items()]
+        inner = []
+        for name, child in self.children():
+            if isinstance(child, Parameter):
+                parts.append(f"{name} {child.value.shape}")
+            else:
+                inner.append(f"{name}: {child!r}".replace("\n", "\n    "))
+        lines = "".join(f"\n    {line}" for line in inner)
+        return f"{type(self).__name__}({', '.join(parts)})" + (f" of{lines}" if inner else "")
 
 
-def named_parameters(layer):
-    """`layer.named_parameters()`."""
-    return layer.named_parameters()
+def summary(layer):
+    """A table of the Parameters, one a line (name, shape, dtype, count), and their total, as text."""
+    rows = [(name, str(parameter.value.shape), str(parameter.value.dtype), f"{parameter.value.size:,}")
+            for name, parameter in layer.named_parameters()]
+    rows.append(("total", "", "", f"{layer.count_parameters():,}"))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join(f"{name:<{a}}  {shape:<{b}}  {dtype:<{c}}  {count:>{d}}"
+                     for (name, shape, dtype, count), (a, b, c, d) in ((row, widths) for row in rows))
 
 
 def _walk(items):
@@ -126,7 +172,7 @@ def _named_parameters(layer, prefix, seen):
             yield from _named_parameters(child, f"{prefix}{name}.", seen)
 
 
-def looks_at_values(layer, array):
+def validate_on_host(layer, array):
     """Call `layer.validate()` when the array is on the host, where it costs no waiting."""
     if on_host(array):
         layer.validate()
@@ -149,11 +195,10 @@ class Sequential(Layer):
         for layer in self.layers:
             x, cache = layer.forward(x, mask=mask, rng=rng)
             caches.append(cache)
-        return x, (caches,)
+        return x, caches
 
     def backward(self, dy, cache):
-        caches, = cache
-        for layer, layer_cache in zip(reversed(self.layers), reversed(caches)):
+        for layer, layer_cache in zip(reversed(self.layers), reversed(cache)):
             dy = layer.backward(dy, layer_cache)
         return dy
 
@@ -172,11 +217,10 @@ class Residual(Layer):
         f, cache = self.layer.forward(x, mask=mask, rng=rng)
         if f.shape != x.shape:
             raise ValueError(f"Residual: the inner layer maps {x.shape} to {f.shape}; expected the same shape")
-        return x + f, (cache,)
+        return x + f, cache
 
     def backward(self, dy, cache):
-        layer_cache, = cache
-        return dy + self.layer.backward(dy, layer_cache)
+        return dy + self.layer.backward(dy, cache)
 
 
 def _refuse_recurrent(owner, layers, instead):

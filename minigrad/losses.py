@@ -1,14 +1,15 @@
-"""Losses, as namespaces of a forward and a backward: loss, cache = f.forward(...), then f.backward(cache).
+"""Losses, as namespaces of a forward and a backward: loss, cache = f.forward(...), then f.backward(dloss, cache).
 
 The loss is a 0-d array on the device of its inputs (reading it as a float is the caller's act, since on a GPU it
-waits). `backward(cache, dloss=1.0)` returns the gradient of the first input alone, in its dtype: targets and masks are
-constants. dloss is a number, or a 0-d array on that device.
+waits). `backward(dloss, cache)` returns the gradient of the first input alone, in its dtype: targets and masks are
+constants. dloss is a number, 1.0 for the loss itself, or a 0-d array on that device.
 """
 
 from typing import Any, NamedTuple
 
-from minigrad.backend import array_module, cache_blocks, empty, on_host
+from minigrad.backend import array_module, on_host
 from minigrad.check import check_mask, check_shape
+from minigrad.memory import cache_blocks, empty
 
 
 class mean_squared_error:
@@ -26,11 +27,11 @@ class mean_squared_error:
         if y.size == 0:
             raise ValueError(f"mean_squared_error: y has shape {y.shape}; expected at least one entry")
         difference = y - target
-        return xp.asarray((difference * difference).mean()), (difference,)
+        return xp.asarray((difference * difference).mean()), difference
 
     @staticmethod
-    def backward(cache, dloss=1.0):
-        difference, = cache
+    def backward(dloss, cache):
+        difference = cache
         return difference * (2.0 / difference.size) * _in_dtype(dloss, difference.dtype)
 
 
@@ -83,7 +84,7 @@ class softmax_cross_entropy:
         return xp.asarray((losses * weight).sum()), _CrossEntropyCache(exponentials, sums, ids, weight, logits.shape)
 
     @staticmethod
-    def backward(cache, dloss=1.0):
+    def backward(dloss, cache):
         """softmax(logits) is exponentials / sums: the division goes into the weight of each row."""
         exponentials, sums, ids, weight, shape = cache
         xp = array_module(exponentials)

@@ -1,4 +1,4 @@
-"""Optimizers and gradient clipping.
+"""Optimizers.
 
 g is a parameter's gradient, theta its value; every accumulator starts at zero. `weight_decay` adds
 weight_decay * theta to g inside the step, after any clipping (AdamW and RAdam decay theta itself instead).
@@ -6,31 +6,12 @@ The usual order is: zero_grad, forward, backward, clip, step.
 """
 
 import math
-import sys
 
 from minigrad import kernels
-from minigrad.backend import array_module, cache_blocks
+from minigrad.backend import array_module
 from minigrad.check import check_number
-from minigrad.parameter import Parameter
-
-
-def unique_parameters(parameters, owner):
-    """The parameters as a list, a shared one once.
-
-    Raises TypeError for something else, ValueError for none at all (a generator can be walked only once).
-    """
-    if not hasattr(parameters, "__iter__"):
-        raise TypeError(f"{owner}: got a single {type(parameters).__name__}; expected an iterable of Parameters, "
-                        "layer.parameters() for example")
-    unique = {}
-    for parameter in parameters:
-        if not isinstance(parameter, Parameter):
-            raise TypeError(f"{owner}: got a {type(parameter).__name__} among the parameters; expected Parameters")
-        unique[id(parameter)] = parameter
-    if not unique:
-        raise ValueError(f"{owner}: got no parameters (a generator is empty once it has been walked); "
-                         "expected layer.parameters()")
-    return list(unique.values())
+from minigrad.memory import cache_blocks
+from minigrad.parameter import unique_parameters
 
 
 class Optimizer:
@@ -41,9 +22,16 @@ class Optimizer:
     `accumulators[slot]` is a list of arrays, one a parameter, in the order of `parameters`; with `steps`, the
     number of steps taken, it is all that a continued run needs. They are made with the dtype and on the device that the
     parameters have then: convert or move a layer first.
+
+    kernel      the name of the CUDA kernel with the same update (kernels/optim.cu); None: plain CuPy on a GPU
+    places      the accumulators in the kernel's order; one that is not in `slots` is absent
+    scalars()   the kernel's numbers of this step, after the two of the weight decay
     """
 
     slots = ()
+    kernel = None
+    places = ()
+    decoupled = False              # weight decay: added to the gradient, or taken from theta itself
 
     def __init__(self, parameters, lr, weight_decay=0.0, no_decay=()):
         name = type(self).__name__
@@ -63,7 +51,7 @@ class Optimizer:
         """Move every parameter once, in place."""
         self.steps += 1
         fused = kernels.of(array_module(self.parameters[0].value))
-        if fused and fused.optimizer_step(self):
+        if fused and self.fused_step(fused):
             return
         for n, parameter in enumerate(self.parameters):
             arrays = [parameter.value, parameter.grad, *(self.accumulators[slot][n] for slot in self.slots)]
@@ -71,7 +59,20 @@ class Optimizer:
                 theta, g, *accumulators = (array[part] for array in arrays)
                 if self.weight_decay and self.decays[n]:
                     g = self.decay(theta, g)
-                self.update(theta, g, *accumulators)
+                self.update(theta, g, **dict(zip(self.slots, accumulators)))
+
+    def fused_step(self, fused):
+        """Move every parameter in one launch; False, and nothing done, where that is not possible."""
+        if self.kernel is None:
+            return False
+        slots = [self.accumulators[place] if place in self.slots else [None] * len(self.parameters)
+                 for place in self.places]
+        rows = [(p.value, p.grad, *accumulators) for p, *accumulators in zip(self.parameters, *slots)]
+        l2, shrink = (0.0, 1 - self.lr * self.weight_decay) if self.decoupled else (float(self.weight_decay), 1.0)
+        return fused.optimizer_step(self.kernel, rows, tuple(self.decays), l2, shrink, self.scalars())
+
+    def scalars(self):
+        return ()
 
     def decay(self, theta, g):
         """The gradient with the L2 penalty's: g + weight_decay * theta."""
@@ -96,17 +97,23 @@ class Optimizer:
 class SGD(Optimizer):
     """theta <- theta - lr g."""
 
+    kernel = "sgd"
+
     def __init__(self, parameters, lr=0.01, weight_decay=0.0, no_decay=()):
         super().__init__(parameters, lr, weight_decay, no_decay)
 
     def update(self, theta, g):
         theta -= self.lr * g
 
+    def scalars(self):
+        return (float(self.lr),)
+
 
 class Momentum(Optimizer):
     """v <- momentum v + g;  theta <- theta - lr v  (nesterov: theta - lr (g + momentum v))."""
 
     slots = ("v",)
+    kernel, places = "momentum", ("v",)
 
     def __init__(self, parameters, lr=0.01, momentum=0.9, nesterov=False, weight_decay=0.0, no_decay=()):
         super().__init__(parameters, lr, weight_decay, no_decay)
@@ -117,6 +124,9 @@ class Momentum(Optimizer):
         v *= self.momentum
         v += g
         theta -= self.lr * (g + self.momentum * v if self.nesterov else v)
+
+    def scalars(self):
+        return float(self.lr), float(self.momentum), int(self.nesterov)
 
 
 class Adadelta(Optimizer):
@@ -129,6 +139,7 @@ class Adadelta(Optimizer):
     """
 
     slots = ("E_g2", "E_d2")
+    kernel, places = "adadelta", ("E_g2", "E_d2")
 
     def __init__(self, parameters, lr=1.0, rho=0.95, eps=1e-6, weight_decay=0.0, no_decay=()):
         super().__init__(parameters, lr, weight_decay, no_decay)
@@ -145,6 +156,9 @@ class Adadelta(Optimizer):
         E_d2 += (1 - self.rho) * delta * delta
         theta -= self.lr * delta
 
+    def scalars(self):
+        return tuple(map(float, (self.lr, self.rho, 1 - self.rho, self.eps)))
+
 
 class RMSprop(Optimizer):
     """Tieleman and Hinton 2012; centred as in Graves 2013. eps is outside the root, or with `eps_inside` in it:
@@ -158,6 +172,7 @@ class RMSprop(Optimizer):
     """
 
     slots = ("E_g2", "E_g", "v")
+    kernel, places = "rmsprop", ("E_g2", "E_g", "v")
 
     def __init__(self, parameters, lr=1e-3, rho=0.9, eps=1e-8, momentum=0.0, centred=False, weight_decay=0.0,
                  no_decay=(), eps_inside=False):
@@ -169,23 +184,25 @@ class RMSprop(Optimizer):
         self.slots = ("E_g2", *(["E_g"] if centred else []), *(["v"] if momentum else []))
         super().__init__(parameters, lr, weight_decay, no_decay)
 
-    def update(self, theta, g, E_g2, *others):
-        xp, others = array_module(theta), list(others)
+    def update(self, theta, g, E_g2, E_g=None, v=None):
+        xp = array_module(theta)
         E_g2 *= self.rho
         E_g2 += (1 - self.rho) * g * g
         variance = E_g2
         if self.centred:
-            E_g = others.pop(0)
             E_g *= self.rho
             E_g += (1 - self.rho) * g
             variance = xp.maximum(E_g2 - E_g * E_g, 0)           # rounding can take it below zero
         move = g / (xp.sqrt(variance + self.eps) if self.eps_inside else xp.sqrt(variance) + self.eps)
         if self.momentum:
-            v = others.pop(0)
             v *= self.momentum
             v += move
             move = v
         theta -= self.lr * move
+
+    def scalars(self):
+        numbers = tuple(map(float, (self.lr, self.rho, 1 - self.rho, self.eps, self.momentum)))
+        return *numbers, int(self.centred), int(self.eps_inside)
 
 
 class Adam(Optimizer):
@@ -197,6 +214,7 @@ class Adam(Optimizer):
     """
 
     slots = ("m", "v")
+    kernel, places = "adam", ("m", "v")
 
     def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, no_decay=()):
         super().__init__(parameters, lr, weight_decay, no_decay)
@@ -217,9 +235,20 @@ class Adam(Optimizer):
         root = xp.sqrt(v) / math.sqrt(1 - beta2**self.steps) + self.eps
         theta -= self.lr / (1 - beta1**self.steps) * m / root
 
+    def scalars(self):
+        return self._scalars(1.0, math.sqrt(1 - self.betas[1]**self.steps), adaptive=1)
+
+    def _scalars(self, scale, root, adaptive):
+        """The move is lr scale m_hat / (sqrt(v) / root + eps); without `adaptive` lr scale m_hat."""
+        beta1, beta2 = self.betas
+        lr = self.lr / (1 - beta1**self.steps) * scale
+        return *map(float, (lr, beta1, 1 - beta1, beta2, 1 - beta2, root, self.eps)), adaptive
+
 
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019): first theta <- (1 - lr weight_decay) theta."""
+
+    decoupled = True
 
     def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, no_decay=()):
         super().__init__(parameters, lr, betas, eps, weight_decay, no_decay)
@@ -258,6 +287,12 @@ class RAdam(AdamW):
             move *= r * math.sqrt(1 - beta2**t) / (xp.sqrt(v) + self.eps)
         theta -= move
 
+    def scalars(self):
+        r = rectification(self.steps, self.betas[1])
+        if r is None:
+            return self._scalars(1.0, 1.0, adaptive=0)
+        return self._scalars(r * math.sqrt(1 - self.betas[1]**self.steps), 1.0, adaptive=1)
+
 
 def rectification(t, beta2):
     """r_t of RAdam, None where rho_t <= 5: a number of the step alone, so that nothing waits for a GPU."""
@@ -266,81 +301,3 @@ def rectification(t, beta2):
     if rho <= 5:
         return None
     return math.sqrt((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho))
-
-
-# ---- clipping --------------------------------------------------------------------------------------------
-
-LARGEST = sys.float_info.max
-
-
-def clip_grad_value(parameters, max_value):
-    """g_i <- min(max(g_i, -c), c), in place, for every entry of every gradient; c = max_value.
-
-    Changes the gradient's direction. NaN stays NaN; an infinite entry becomes +-c.
-    Raises ValueError for a negative or NaN max_value.
-    """
-    check_number("clip_grad_value", "max_value", max_value, 0)
-    gradients = [parameter.grad for parameter in unique_parameters(parameters, "clip_grad_value")]
-    xp = array_module(*gradients)
-    if fused := kernels.of(xp):
-        fused.clip_gradients(gradients, max_value)
-        return
-    for g in gradients:
-        xp.clip(g, -max_value, max_value, out=g)
-
-
-def grad_norm(parameters):
-    """N = sqrt(sum of g_i^2 over all parameters), each counted once, as a 0-d float64 array on their device.
-
-    Computed as m sqrt(sum (g_i/m)^2) with m the largest |g_i|, in float64: neither large nor small gradients
-    leave the range. Inf when an entry is infinite, NaN when one is NaN.
-    """
-    gradients = [p.grad for p in unique_parameters(parameters, "grad_norm")]
-    xp = array_module(*gradients)
-    if fused := kernels.of(xp):
-        return fused.grad_norm(gradients)
-    gradients = [g[part] for g in gradients if g.size for part in cache_blocks(g)]
-    if not gradients:
-        return xp.zeros((), "float64")
-    m = xp.stack([abs(g).max() for g in gradients]).max().astype("float64")
-    scale = norm_scale(xp, m)
-    squares = xp.stack([((g / scale)**2).sum(dtype="float64") for g in gradients]).sum()
-    return xp.asarray(scale * xp.sqrt(squares))
-
-
-def norm_scale(xp, m):
-    """What the gradients are divided by before they are squared: m, the largest |g_i|, where that is a divisor."""
-    return xp.where(xp.isfinite(m) & (m > 0), m, LARGEST)        # the finite ones beside an Inf do not overflow
-
-
-def clip_grad_norm(parameters, max_norm, error_if_nonfinite=False):
-    """g <- g min(1, c/N), in place, N the global norm over all parameters, c = max_norm (Pascanu et al. 2013).
-
-    Keeps the gradient's direction. Returns N before clipping as a 0-d array on the device, without waiting for
-    it. A non-finite N makes every gradient NaN, so that the fault shows; with `error_if_nonfinite` it raises
-    FloatingPointError before touching anything. max_norm=inf only measures.
-    Raises ValueError for a negative or NaN max_norm.
-    """
-    check_number("clip_grad_norm", "max_norm", max_norm, 0)
-    parameters = unique_parameters(parameters, "clip_grad_norm")
-    norm = grad_norm(parameters)
-    xp = array_module(norm)
-    if error_if_nonfinite and not xp.isfinite(norm):
-        culprits = [p.name for p in parameters if not xp.isfinite(p.grad).all()]
-        raise FloatingPointError(f"clip_grad_norm: the norm is {float(norm)}; the gradient of "
-                                 f"{culprits[0] if culprits else 'all together'} is not finite")
-    shrink_gradients(parameters, max_norm, norm)
-    return norm
-
-
-def shrink_gradients(parameters, max_norm, norm):
-    """The second half of `clip_grad_norm`, for a caller who has the norm (`grad_norm` of these parameters) already."""
-    xp = array_module(norm)
-    exceeds = norm > max_norm
-    factor = xp.where(exceeds, max_norm / xp.where(exceeds, norm, 1), 1.0)   # min(1, c/N), also for N = 0 and c = inf
-    factor = xp.where(xp.isfinite(norm), factor, xp.nan)
-    if fused := kernels.of(xp):
-        fused.shrink_gradients([parameter.grad for parameter in parameters], factor)
-        return
-    for parameter in parameters:
-        parameter.grad *= factor.astype(parameter.grad.dtype)

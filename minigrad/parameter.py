@@ -28,3 +28,22 @@ class Parameter:
 
     def __repr__(self):
         return f"Parameter({self.name}, shape={self.value.shape}, dtype={self.value.dtype})"
+
+
+def unique_parameters(parameters, owner):
+    """The parameters as a list, a shared one once.
+
+    Raises TypeError for something else, ValueError for none at all (a generator can be walked only once).
+    """
+    if not hasattr(parameters, "__iter__"):
+        raise TypeError(f"{owner}: got a single {type(parameters).__name__}; expected an iterable of Parameters, "
+                        "layer.parameters() for example")
+    unique = {}
+    for parameter in parameters:
+        if not isinstance(parameter, Parameter):
+            raise TypeError(f"{owner}: got a {type(parameter).__name__} among the parameters; expected Parameters")
+        unique[id(parameter)] = parameter
+    if not unique:
+        raise ValueError(f"{owner}: got no parameters (a generator is empty once it has been walked); "
+                         "expected layer.parameters()")
+    return list(unique.values())

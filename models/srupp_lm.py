@@ -63,9 +63,9 @@ class LanguageModel(Layer):
         self.embedding.backward(self.drop.backward(dx, in_cache), embedding_cache)
         return None, dstate0
 
-    def zero_state(self, batch):
+    def initial_state(self, batch, dtype=None):
         """The state before a text, written out."""
-        return self.layers.zero_state(batch)
+        return self.layers.initial_state(batch)
 
     def begin(self, state=None):
         """What `step` starts from: after a forward's state, or at the beginning of a text."""

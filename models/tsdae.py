@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad.backend import array_module, asnumpy, matmul, on_host, to_device
+from minigrad.backend import array_module, asnumpy, on_host, to_device
 from minigrad.check import check_choice, check_count, check_mask, check_rank_and_width, check_shape
-from minigrad.checkpoint import CheckpointError, load_checkpoint, load_parameters, model_tensors, save_checkpoint
 from minigrad.data.sentences import CLS, PAD, SEP, WordVocabulary, enclosed, padded
 from minigrad.functional import gelu, gelu_tanh
 from minigrad.initializers import generator, zeros
@@ -32,7 +31,10 @@ from minigrad.layers import (
 )
 from minigrad.layers.embedding import LearnedPositions
 from minigrad.layers.transformer import NORMS
+from minigrad.memory import matmul
 from minigrad.parameter import Parameter
+from minigrad.tensors import CheckpointError, load_parameters, load_tensors, save_tensors
+from minigrad.training.checkpoint import model_tensors
 
 POOLINGS = ("cls", "mean", "max")
 EVALUATED = 64                  # sentences encoded at a time
@@ -419,7 +421,7 @@ class TSDAE(Layer):
     def save(self, path):
         """Write the model, its vocabulary with it, to one file."""
         tensors = {name: parameter.value for name, parameter in self.named_parameters()}
-        save_checkpoint(path, tensors, {"config": {"model": self.record()}})
+        save_tensors(path, tensors, {"config": {"model": self.record()}})
 
     @classmethod
     def load(cls, path, device="cpu"):
@@ -428,7 +430,7 @@ class TSDAE(Layer):
         Raises CheckpointError, one line, for another or a damaged one.
         """
         path = Path(path) / BEST if Path(path).is_dir() else Path(path)
-        tensors, meta = load_checkpoint(path)
+        tensors, meta = load_tensors(path)
         tensors = model_tensors(tensors)
         try:
             settings = dict(meta["config"]["model"])

@@ -17,7 +17,7 @@ Expect: a run folder (runs/adding/TIME) with config.json, log.csv, figure4.png (
 figure7.png (RRA's attention weights over training), last and best checkpoints, result.json.
 """
 
-from tasks.common import (  # first: it sets the number of BLAS threads
+from tasks.frame.common import (  # first: it sets the number of BLAS threads
     clip_settings,
     device_of,
     go_on,
@@ -43,17 +43,16 @@ from pathlib import Path
 import numpy as np
 
 from minigrad.backend import asnumpy, to_device
-from minigrad.checkpoint import write_atomically
 from minigrad.data import Batches, adding_problem
 from minigrad.initializers import GATE_BLOCKS
 from minigrad.layers import RRALSTM, Stack
 from minigrad.losses import mean_squared_error
-from minigrad.train import Trainer
-from models.cells import CELLS, build_cell
-from models.cells import label as label_of
+from minigrad.tensors import write_atomically
+from minigrad.training.trainer import Trainer
+from models.cells import CELLS, build_cell, label as label_of
 from models.regressor import SequenceRegressor
-from tasks.figures import draw_attention_weights, draw_curves
-from tasks.run_folder import UsageError, open_run_folder
+from tasks.frame.figures import draw_attention_weights, draw_curves
+from tasks.frame.run_folder import UsageError, open_run_folder
 
 DEFAULTS = {
     "length": 100, "window": 10, "offset": 2, "normalize": "sum", "hidden": 128, "layers": 1, "forget_bias": 1.0,
@@ -124,7 +123,7 @@ def forward_backward(model, batch, rng):
     x, target = batch
     y, cache = model.forward(x, rng=rng)
     loss, loss_cache = mean_squared_error.forward(y, target)
-    model.backward(mean_squared_error.backward(loss_cache), cache)
+    model.backward(mean_squared_error.backward(1.0, loss_cache), cache)
     return loss
 
 

@@ -26,7 +26,7 @@ alpha.png (the weight of attention in each layer), grad_norm.png, last and best 
 test BPC of the best checkpoint, whole parts. With --compare a folder for each, and bpc.png and bpc-time.png of all.
 """
 
-from tasks.common import (  # first: it sets the number of BLAS threads
+from tasks.frame.common import (  # first: it sets the number of BLAS threads
     clip_settings,
     device_of,
     go_on,
@@ -56,13 +56,14 @@ from typing import NamedTuple
 import numpy as np
 
 from minigrad.backend import asnumpy, to_device
-from minigrad.checkpoint import CheckpointError, load_checkpoint, load_parameters, model_tensors, write_atomically
 from minigrad.data import DataError, Streams, Vocabulary, data_folder, find_enwik8, read_text, split_90_5_5
 from minigrad.losses import softmax_cross_entropy
-from minigrad.train import Trainer
+from minigrad.tensors import CheckpointError, load_parameters, load_tensors, write_atomically
+from minigrad.training.checkpoint import model_tensors
+from minigrad.training.trainer import Trainer
 from models.srupp_lm import LAYERS, build, count_parameters, width_for
-from tasks.figures import draw_curves
-from tasks.run_folder import UsageError, open_run_folder, read_config, write_config
+from tasks.frame.figures import draw_curves
+from tasks.frame.run_folder import UsageError, open_run_folder, read_config, write_config
 
 LABELS = {"sru": "SRU", "sru-proj": "projected SRU", "srupp": "SRU++", "lstm": "LSTM"}
 DEFAULTS = {
@@ -256,7 +257,7 @@ def forward_backward(model, batch, rng, state):
     x, y = batch
     (logits, state), cache = model.forward(x, state=state, rng=rng)
     loss, loss_cache = softmax_cross_entropy.forward(logits, y)
-    model.backward((softmax_cross_entropy.backward(loss_cache), None), cache)
+    model.backward((softmax_cross_entropy.backward(1.0, loss_cache), None), cache)
     return loss, state
 
 
@@ -271,7 +272,7 @@ def bits_per_character(model, ids, begin, end, unroll, device="cpu"):
     places = begin - before + np.arange(streams)[:, None] * length + np.arange(before + length)      # of the targets
     counted = (places < end) & (np.arange(before + length) >= before)
     places = np.minimum(places, end - 1)
-    state, nats = model.zero_state(streams), 0.0
+    state, nats = model.initial_state(streams), 0.0
     for n in range(0, before + length, unroll):
         columns = slice(n, n + unroll)
         x, y, mask = to_device((ids[places[:, columns] - 1].astype(np.int64), ids[places[:, columns]].astype(np.int64),
@@ -311,7 +312,7 @@ def train_one(name, settings, text, out, steps):
         model, make_optimizer(settings, model.parameters()), streams_of(text, settings), forward_backward,
         evaluation(text, settings, device), out=out, best="valid_bpc", config=config, seed=settings["seed"],
         device=device, log_every=LOG_EVERY, eval_every=settings["eval_every"], quiet=settings["quiet"],
-        schedule=schedule_of(settings, steps), carried=model.zero_state(settings["batch_size"]),
+        schedule=schedule_of(settings, steps), carried=model.initial_state(settings["batch_size"]),
         **clip_settings(settings))
     go_on(trainer, settings, name, steps)
     say(settings, f"{name}: d = {settings['width']}, {parameter_count(model):,} parameters, {steps:,} steps of "
@@ -332,7 +333,7 @@ def parameter_count(model):
 def report(name, settings, trainer, text, device):
     """Score the best checkpoint on the whole validation and test parts; keep that in result.json, and print it."""
     model, path = trainer.model, trainer.out / "best.safetensors"
-    take_parameters(model, load_checkpoint(path)[0], path)
+    take_parameters(model, load_tensors(path)[0], path)
     valid, test = (bits_per_character(model, text.ids, *part, settings["unroll"], device) for part in text.parts[1:])
     bytes_a_second = trainer.step * settings["batch_size"] * settings["unroll"] / max(trainer.seconds, 1e-9)
     result = {"layer": name, "width": settings["width"], "parameters": parameter_count(model), "steps": trainer.step,
@@ -402,7 +403,7 @@ def checkpoint_path(given):
 
 def restore(path):
     """(model, vocabulary) of a checkpoint of this task. Raises CheckpointError for another or a damaged one."""
-    tensors, meta = load_checkpoint(path)
+    tensors, meta = load_tensors(path)
     try:
         config = {**DEFAULTS, **meta["config"]}     # settings that are younger than the checkpoint have their default
         name, vocabulary = meta["config"]["layer"], Vocabulary(config["vocabulary"])

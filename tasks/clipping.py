@@ -25,7 +25,7 @@ cliff.png, cliff.csv, losses.png, log.csv (every run's losses and gradient norms
 in which each run is kept as soon as it is done.
 """
 
-from tasks.common import (  # first: it sets the number of BLAS threads
+from tasks.frame.common import (  # first: it sets the number of BLAS threads
     device_of,
     parser_for,
     run,
@@ -51,14 +51,15 @@ from matplotlib.figure import Figure
 
 from minigrad import Parameter
 from minigrad.backend import sigmoid, to_device
-from minigrad.checkpoint import CheckpointError, write_atomically
+from minigrad.clipping import clip_grad_norm, clip_grad_value, grad_norm
 from minigrad.data import Batches
-from minigrad.optim import SGD, clip_grad_norm, clip_grad_value, grad_norm
-from minigrad.progress import Progress
-from minigrad.train import Interrupted
+from minigrad.optim import SGD
+from minigrad.tensors import CheckpointError, write_atomically
+from minigrad.training.progress import Progress
+from minigrad.training.trainer import Interrupted
 from tasks import adding
-from tasks.figures import COLOURS, save
-from tasks.run_folder import UsageError, note_resumed, open_run_folder, read_config
+from tasks.frame.figures import COLOURS, save
+from tasks.frame.run_folder import UsageError, note_resumed, open_run_folder, read_config
 
 VARIANTS = {"none": "no clipping", "value": "by value", "norm": "by norm"}
 PAINT = {"none": COLOURS[6], "value": COLOURS[2], "norm": COLOURS[0], None: "#222222"}    # None: what they share

@@ -27,7 +27,7 @@ figure6.png (test error against iteration), figure7.png (RRA's attention weights
 the test error, for there is no validation set: the result to quote is the last one), result.json.
 """
 
-from tasks.common import (  # first: it sets the number of BLAS threads
+from tasks.frame.common import (  # first: it sets the number of BLAS threads
     device_of,
     number,
     parser_for,
@@ -48,17 +48,19 @@ from zlib import crc32
 import numpy as np
 
 from minigrad.backend import asnumpy, to_device
-from minigrad.checkpoint import CheckpointError, load_checkpoint, load_parameters, model_tensors, require_constants
 from minigrad.data import DataError, data_folder
 from minigrad.data.files import read_unpacked
 from minigrad.data.imdb import read_imdb
 from minigrad.data.reviews import SPECIAL, LengthBatches, chosen, encode_review, in_order, top_words
 from minigrad.data.sentences import padded
 from minigrad.functional import softmax
+from minigrad.tensors import CheckpointError, load_parameters, load_tensors
+from minigrad.training.checkpoint import model_tensors, require_constants
 from models.cells import BOTH_WAYS, CELLS, build_cell
 from models.classifier import READOUTS, TextClassifier
-from tasks import classify, imdb_linear
-from tasks.run_folder import UsageError, open_run_folder
+from tasks import imdb_linear
+from tasks.frame import classify
+from tasks.frame.run_folder import UsageError, open_run_folder
 
 MODELS = (*CELLS, *BOTH_WAYS)
 DEFAULTS = {
@@ -200,7 +202,7 @@ def title(settings, record):
 def load_model(path, device):
     """(model, {word: id}, --max-length) of a checkpoint of this task. Raises CheckpointError, one line."""
     path = Path(path) / "last.safetensors" if Path(path).is_dir() else Path(path)
-    tensors, meta = load_checkpoint(path)
+    tensors, meta = load_tensors(path)
     try:
         settings = dict(meta["config"])
         to_ids, longest = {word: n for n, word in enumerate(settings["words"])}, settings["max_length"]

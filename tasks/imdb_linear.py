@@ -16,14 +16,14 @@ import numpy as np
 from scipy.sparse import csr_array, diags_array
 from scipy.sparse.linalg import svds
 
-from minigrad.checkpoint import write_atomically
 from minigrad.data.batches import Batches
 from minigrad.losses import softmax_cross_entropy
 from minigrad.optim import AdamW
 from minigrad.parameter import Parameter
-from minigrad.runlog import RunLog
-from tasks.common import tell
-from tasks.run_folder import UsageError, open_run_folder
+from minigrad.tensors import write_atomically
+from minigrad.training.runlog import RunLog
+from tasks.frame.common import tell
+from tasks.frame.run_folder import UsageError, open_run_folder
 
 MODELS = ("bow", "lsa")
 COMPONENTS = 300
@@ -76,7 +76,7 @@ def train_linear(rows, labels, seed, *, lr, epochs, batch_size=BATCH, weight_dec
         chosen, of_them = batches[step]
         x = rows[chosen]
         _, cache = softmax_cross_entropy.forward(x @ W.value + b.value, of_them)
-        dlogits = softmax_cross_entropy.backward(cache)
+        dlogits = softmax_cross_entropy.backward(1.0, cache)
         W.grad[...], b.grad[...] = x.T @ dlogits, dlogits.sum(axis=0)
         with np.errstate(all="ignore"):                          # looked for here
             optimizer.step()

@@ -23,7 +23,7 @@ log.csv, figure5.png (test accuracy against iteration), figure7.png (RRA's atten
 (best by the test accuracy, for there is no validation set: the result to quote is the last one), result.json.
 """
 
-from tasks.common import (  # first: it sets the number of BLAS threads
+from tasks.frame.common import (  # first: it sets the number of BLAS threads
     device_of,
     number,
     parser_for,
@@ -41,14 +41,14 @@ from zlib import crc32
 
 import numpy as np
 
-from minigrad.checkpoint import write_atomically
 from minigrad.data import Batches, data_folder
 from minigrad.data.files import read_unpacked
 from minigrad.data.mnist import as_sequences, load_permutation, permutation, read_mnist, save_permutation
+from minigrad.tensors import write_atomically
 from models.cells import CELLS, build_cell
 from models.classifier import SequenceClassifier
-from tasks import classify
-from tasks.run_folder import UsageError, open_run_folder
+from tasks.frame import classify
+from tasks.frame.run_folder import UsageError, open_run_folder
 
 SIDE, CLASSES = 28, 10
 DEFAULTS = {

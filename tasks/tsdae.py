@@ -33,7 +33,7 @@ steps, 0.60 at the end; on the 879 test pairs 0.52, above a bag of words (0.50),
 ablation.json, ablation.png.
 """
 
-from tasks.common import (  # first: it sets the number of BLAS threads
+from tasks.frame.common import (  # first: it sets the number of BLAS threads
     clip_settings,
     device_of,
     go_on,
@@ -61,7 +61,6 @@ from typing import NamedTuple
 import numpy as np
 
 from minigrad.backend import asnumpy, to_device
-from minigrad.checkpoint import load_checkpoint, load_parameters, model_tensors, write_atomically
 from minigrad.data import DataError, data_folder
 from minigrad.data.files import Official, check_content, find_file, read_unpacked
 from minigrad.data.sentences import (
@@ -76,10 +75,12 @@ from minigrad.data.sentences import (
 )
 from minigrad.data.sts import find_sts
 from minigrad.losses import softmax_cross_entropy
-from minigrad.train import Trainer
+from minigrad.tensors import load_parameters, load_tensors, write_atomically
+from minigrad.training.checkpoint import model_tensors
+from minigrad.training.trainer import Trainer
 from models.tsdae import POOLINGS, TSDAE
 from tasks import tsdae_ablate, tsdae_figures, tsdae_score
-from tasks.run_folder import UsageError, open_run_folder
+from tasks.frame.run_folder import UsageError, open_run_folder
 
 WIKI = Official("wikisplit_sentences.txt", "", 5_659_299,
                 "sha256:59b9de4dbb70f4d3035644eaf3ca2cccfd1421dd2466cbb1fb6095e947cbb1d3")
@@ -291,7 +292,7 @@ def forward_backward(model, batch, rng):
     noisy, noisy_mask, clean, clean_mask, places = batch
     logits, cache = model.forward(noisy, clean, noisy_mask, clean_mask, rng, places)
     loss, loss_cache = softmax_cross_entropy.forward(logits, model.targets(clean, clean_mask, places))
-    model.backward(softmax_cross_entropy.backward(loss_cache), cache)
+    model.backward(softmax_cross_entropy.backward(1.0, loss_cache), cache)
     return loss
 
 
@@ -412,7 +413,7 @@ def report(settings, trainer, corpus, vocabulary, out):
     """Score the best checkpoint; keep that in result.json, print it, draw it."""
     model, path = trainer.model, out / "best.safetensors"
     last = model_scores(model, corpus)
-    tensors = model_tensors(load_checkpoint(path)[0])
+    tensors = model_tensors(load_tensors(path)[0])
     load_parameters(model.named_parameters(), tensors, path)
     device = device_of(settings)
     seconds = max(trainer.seconds, 1e-9)

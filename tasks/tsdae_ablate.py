@@ -11,11 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-from minigrad.checkpoint import CheckpointError, write_atomically
-from minigrad.train import Interrupted
+from minigrad.tensors import CheckpointError, write_atomically
+from minigrad.training.trainer import Interrupted
 from tasks import tsdae_figures
-from tasks.common import SHARED_DEFAULTS, say
-from tasks.run_folder import UsageError, open_run_folder
+from tasks.frame.common import SHARED_DEFAULTS, say
+from tasks.frame.run_folder import UsageError, open_run_folder
 
 LAST = "TSDAE at the last step"                      # the best one by dev can be the untrained, in a short run
 BASE = "base"                                        # as the settings have it: by default deletion, [CLS], tied

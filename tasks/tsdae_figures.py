@@ -1,6 +1,6 @@
 """The figures of tasks/tsdae.py."""
 
-from tasks.figures import COLOURS, draw_curves, new_figure, save
+from tasks.frame.figures import COLOURS, draw_curves, new_figure, save
 
 SHORT = {"mean of the trained word embeddings": "mean of its word embeddings"}
 

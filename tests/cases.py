@@ -50,7 +50,7 @@ class Case:
     draws       whether it draws random numbers
     ids         for a layer that is given integers: they are below this number
     segments    whether a recurrent layer can be continued: it does not look ahead
-    own_start   whether no state is not one of zeros, but what the layer's zero_state writes out
+    own_start   whether no state is not one of zeros, but what the layer's initial_state writes out
     extra       shapes of further inputs by name; a name with "mask" in it is boolean
     flags       further keywords, as they are
     """

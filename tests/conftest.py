@@ -5,14 +5,14 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parent))      # so that tests can share cases.py and oracles.py
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "support")]    # what tests share
 
 import pytest
 
 from minigrad.backend import gpu_problem
 from minigrad.data.files import find_file
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_collection_modifyitems(items):
@@ -46,7 +46,7 @@ def quick_figures(request, monkeypatch):
 
 @pytest.fixture
 def fake_gpu(monkeypatch):
-    """The strict stand-in for CuPy (tests/fake_cupy.py) as the module cupy, with one device; it runs no kernels."""
+    """The strict stand-in for CuPy (tests/support/fake_cupy.py) as the module cupy, with one device; it runs no kernels."""
     import fake_cupy
 
     monkeypatch.setenv("MINIGRAD_KERNELS", "0")

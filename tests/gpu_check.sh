@@ -118,7 +118,7 @@ allowed() {
     echo $((left < $1 ? left : $1))
 }
 
-figures() { timeout --kill-after=1 20 "$python" tests/gpu_check_figures.py "$@" 2>&1 | tail -n 1; }
+figures() { timeout --kill-after=1 20 "$python" tests/support/gpu_check_figures.py "$@" 2>&1 | tail -n 1; }
 
 default_interrupt=()                                # a command in the background of a script ignores SIGINT
 if env --default-signal=INT true 2> /dev/null; then default_interrupt=(env --default-signal=INT); fi
@@ -185,11 +185,11 @@ has_images() {                                      # there, or one folder below
     compgen -G "$1/train-images*idx3-ubyte*" > /dev/null || compgen -G "$1/*/train-images*idx3-ubyte*" > /dev/null
 }
 
-stage environment 60 "$out/environment.txt" "" "$out/environment.txt" "$python" tests/gpu_check_figures.py describe
+stage environment 60 "$out/environment.txt" "" "$out/environment.txt" "$python" tests/support/gpu_check_figures.py describe
 
 # Only the files that have tests for a GPU: to collect them all takes long. Warnings are shown, not errors: those of the
 # CuPy and NumPy that happen to be there are no fault of minigrad's.
-mapfile -t files < <(grep -lF mark.gpu tests/test_*.py)
+mapfile -t files < <(grep -lF mark.gpu tests/*.py tests/*/*.py)
 stage tests "$tests_limit" "$out/tests.txt" "" "$out/tests.txt" \
     "$python" -m pytest -m gpu -v -W default --tb=short --durations=10 -p no:cacheprovider \
     --continue-on-collection-errors "${files[@]}"

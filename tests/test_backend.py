@@ -9,8 +9,7 @@ import types
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from minigrad import backend
@@ -19,7 +18,6 @@ from minigrad.backend import (
     array_module,
     asnumpy,
     device_name,
-    empty,
     erf,
     gpu_available,
     gpu_problem,
@@ -27,13 +25,13 @@ from minigrad.backend import (
     on_host,
     require_working,
     resolve_device,
-    scatter_add,
     sigmoid,
     step_generator,
     to_device,
     uniform_like,
-    zeros,
 )
+from minigrad.layers.embedding import scatter_add
+from minigrad.memory import empty, zeros
 
 
 class DeviceArray:
@@ -211,7 +209,7 @@ def test_an_unknown_device(device):
 
 def test_importing_minigrad_needs_no_heavy_or_optional_library():
     program = ("import sys, minigrad, minigrad.backend, minigrad.layers, minigrad.losses, minigrad.optim, "
-               "minigrad.checkpoint, minigrad.data, minigrad.train\n"
+               "minigrad.training.checkpoint, minigrad.data, minigrad.training.trainer\n"
                "print([name for name in ('cupy', 'torch', 'matplotlib', 'jax') if name in sys.modules])")
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"

@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from minigrad import Parameter
-from minigrad.optim import Adadelta, clip_grad_norm, clip_grad_value, grad_norm
+from minigrad.clipping import clip_grad_norm, clip_grad_value, grad_norm
+from minigrad.optim import Adadelta
 
 
 def parameter(gradient, dtype="float64", name="W"):

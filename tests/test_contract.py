@@ -300,9 +300,9 @@ def test_none_means_zero_in_the_upstream_gradient(case):
 
 
 @every_recurrent
-def test_a_missing_state_is_a_zero_state(case):
+def test_a_missing_state_is_a_initial_state(case):
     layer, x = case.layer(), case.x()
-    zeros = layer.zero_state(B) if case.own_start else tree_map(np.zeros_like, case.keywords()["state"])
+    zeros = layer.initial_state(B) if case.own_start else tree_map(np.zeros_like, case.keywords()["state"])
     (y, state), cache = layer.forward(x)
     (y_zero, state_zero), cache_zero = layer.forward(x, state=zeros)
     assert_close((y, state), (y_zero, newest(state_zero, state)))         # empty slots of a memory add zeros to sums

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from minigrad import initializers as init
 from minigrad.initializers import GATE_BLOCKS, blocks, gate_blocks, glorot_uniform, normal, orthogonal, uniform

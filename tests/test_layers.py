@@ -6,7 +6,7 @@ from cases import B, L, mask_kinds
 from helpers import assert_identical
 
 from minigrad.layers import Dropout, Linear
-from minigrad.layers.recurrent import Packing, pack, unpack
+from minigrad.packing import Packing, pack, unpack
 
 X = np.ones((200, 500))
 

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from minigrad import gradcheck
 from minigrad.losses import mean_squared_error, softmax_cross_entropy
@@ -30,7 +29,7 @@ def plain_cross_entropy(logits, targets, mask=None):
 
 def both(logits, targets, mask=None, dloss=1.0):
     loss, cache = softmax_cross_entropy.forward(logits, targets, mask)
-    return loss, softmax_cross_entropy.backward(cache, dloss)
+    return loss, softmax_cross_entropy.backward(dloss, cache)
 
 
 # ---- mean squared error ----------------------------------------------------------------------------------
@@ -46,7 +45,7 @@ def test_mean_squared_error_equals_pytorch(shape):
     expected.backward()
     loss, cache = mean_squared_error.forward(y, target)
     np.testing.assert_allclose(loss, expected.item(), rtol=1e-13)
-    np.testing.assert_allclose(mean_squared_error.backward(cache), theirs.grad.numpy(), rtol=1e-13)
+    np.testing.assert_allclose(mean_squared_error.backward(1.0, cache), theirs.grad.numpy(), rtol=1e-13)
 
 
 @pytest.mark.parametrize("dloss", [0.5, np.float64(0.5), np.array(0.5)], ids=repr)
@@ -62,9 +61,9 @@ def test_mean_squared_error_by_hand():
     y, target = np.array([[1.0], [4.0]]), np.array([[3.0], [1.0]])
     loss, cache = mean_squared_error.forward(y, target)
     assert loss == (4 + 9) / 2
-    np.testing.assert_array_equal(mean_squared_error.backward(cache), [[-2.0], [3.0]])
-    np.testing.assert_array_equal(mean_squared_error.backward(cache, dloss=0.5), [[-1.0], [1.5]])
-    np.testing.assert_array_equal(mean_squared_error.backward(cache, np.array(0.5)), [[-1.0], [1.5]])
+    np.testing.assert_array_equal(mean_squared_error.backward(1.0, cache), [[-2.0], [3.0]])
+    np.testing.assert_array_equal(mean_squared_error.backward(0.5, cache), [[-1.0], [1.5]])
+    np.testing.assert_array_equal(mean_squared_error.backward(np.array(0.5), cache), [[-1.0], [1.5]])
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:])
@@ -79,19 +78,19 @@ def test_mean_squared_error_keeps_dtype_and_inputs(dtype):
     y, target = np.random.default_rng(0).standard_normal((2, 4, 3)).astype(dtype)
     kept = y.copy(), target.copy()
     loss, cache = mean_squared_error.forward(y, target)
-    dy = mean_squared_error.backward(cache)
+    dy = mean_squared_error.backward(1.0, cache)
     assert type(loss) is np.ndarray
     assert loss.shape == ()
     assert loss.dtype == dy.dtype == dtype
     np.testing.assert_array_equal((y, target), kept)
-    np.testing.assert_array_equal(dy, mean_squared_error.backward(cache))
+    np.testing.assert_array_equal(dy, mean_squared_error.backward(1.0, cache))
 
 
 def test_mean_squared_error_is_zero_at_the_target_and_shows_nan():
     y = np.array([1.0, 2.0])
     loss, cache = mean_squared_error.forward(y, y.copy())
     assert loss == 0
-    assert not mean_squared_error.backward(cache).any()
+    assert not mean_squared_error.backward(1.0, cache).any()
     assert np.isnan(mean_squared_error.forward(y, np.array([1.0, np.nan]))[0])
 
 
@@ -205,14 +204,14 @@ def test_cross_entropy_keeps_dtype_and_inputs(dtype, target_dtype):
     kept = logits.copy(), targets.copy(), mask.copy()
     for m in (None, mask):
         loss, cache = softmax_cross_entropy.forward(logits, targets, m)
-        dlogits = softmax_cross_entropy.backward(cache)
+        dlogits = softmax_cross_entropy.backward(1.0, cache)
         assert type(loss) is np.ndarray
         assert loss.shape == ()
         assert loss.dtype == dlogits.dtype == dtype
-        np.testing.assert_array_equal(dlogits, softmax_cross_entropy.backward(cache))
-        np.testing.assert_allclose(softmax_cross_entropy.backward(cache, 0.25), dlogits / 4, rtol=1e-6)
-        assert softmax_cross_entropy.backward(cache, np.array(2.0, dtype)).dtype == dtype
-        assert not softmax_cross_entropy.backward(cache, 0.0).any()
+        np.testing.assert_array_equal(dlogits, softmax_cross_entropy.backward(1.0, cache))
+        np.testing.assert_allclose(softmax_cross_entropy.backward(0.25, cache), dlogits / 4, rtol=1e-6)
+        assert softmax_cross_entropy.backward(np.array(2.0, dtype), cache).dtype == dtype
+        assert not softmax_cross_entropy.backward(0.0, cache).any()
     for before, after in zip(kept, (logits, targets, mask)):
         np.testing.assert_array_equal(before, after)
 

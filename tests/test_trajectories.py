@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from helpers import assert_close
 
+from minigrad.clipping import clip_grad_norm
 from minigrad.data import Batches, adding_problem
 from minigrad.layers import LSTM, RRALSTM
 from minigrad.losses import mean_squared_error, softmax_cross_entropy
-from minigrad.optim import Adadelta, Adam, clip_grad_norm
+from minigrad.optim import Adadelta, Adam
 from models.cells import build_cell
 from models.classifier import TextClassifier
 from models.regressor import SequenceRegressor
@@ -57,7 +58,7 @@ def train_step(model, optimizer, batch):
     optimizer.zero_grad()
     y, cache = model.forward(x)
     loss, loss_cache = mean_squared_error.forward(y, target)
-    model.backward(mean_squared_error.backward(loss_cache), cache)
+    model.backward(mean_squared_error.backward(1.0, loss_cache), cache)
     clip_grad_norm(model.parameters(), CLIP)
     optimizer.step()
     return float(loss)
@@ -153,7 +154,7 @@ def our_text_losses(name, reads):
         logits, cache = model.forward(ids, mask)
         loss, loss_cache = softmax_cross_entropy.forward(logits, labels)
         optimizer.zero_grad()
-        model.backward(softmax_cross_entropy.backward(loss_cache), cache)
+        model.backward(softmax_cross_entropy.backward(1.0, loss_cache), cache)
         optimizer.step()
         losses.append(float(loss))
     return losses

@@ -19,7 +19,6 @@ from zlib import crc32
 import numpy as np
 from tqdm import tqdm
 
-from minigrad.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from minigrad.data.files import (
     CHUNK,
     DataError,
@@ -41,6 +40,7 @@ from minigrad.data.reviews import (
     review_words,
     top_words,
 )
+from minigrad.tensors import CheckpointError, load_tensors, save_tensors
 
 __all__ = ["Imdb", "LengthBatches", "Reviews", "encode_review", "in_order", "read_imdb", "top_words"]
 
@@ -231,7 +231,7 @@ def _fingerprint(source):
 def _load(path, source):
     """Imdb of a file that `_save` wrote; None where it is missing, damaged or something else."""
     try:
-        tensors, meta = load_checkpoint(path)
+        tensors, meta = load_tensors(path)
         if meta != {"imdb": FORMAT, "crc32": _checksum(tensors)}:
             return None
         words = tensors["words"].tobytes().decode("utf-8").split("\n")
@@ -248,7 +248,7 @@ def _save(path, imdb, quiet):
     tensors["words"] = np.frombuffer("\n".join(imdb.words).encode("utf-8"), np.uint8)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_checkpoint(path, tensors, {"imdb": FORMAT, "crc32": _checksum(tensors)})
+        save_tensors(path, tensors, {"imdb": FORMAT, "crc32": _checksum(tensors)})
     except OSError as error:
         if not quiet and sys.stderr is not None:
             print(f"{path}: cannot be written ({error.strerror or error}); IMDB is read anew the next time",

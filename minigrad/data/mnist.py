@@ -8,8 +8,8 @@ import numpy as np
 
 from minigrad.backend import array_module
 from minigrad.check import check_count
-from minigrad.checkpoint import write_atomically
 from minigrad.data.files import FORMS, DataError, Official, data_folder, find_file, official_file, read_unpacked
+from minigrad.tensors import write_atomically
 
 ADDRESS = "https://ossci-datasets.s3.amazonaws.com/mnist"
 FILES = {name: Official(name, f"{ADDRESS}/{name}.gz", size, f"sha256:{checksum}") for name, size, checksum in (

@@ -1,4 +1,4 @@
-"""The time loop of LSTM and RRALSTM on a GPU; its twin and its equations: minigrad/layers/lstm_loop.py, rra.py.
+"""The time loop of LSTM and RRALSTM on a GPU; its twin and its equations: minigrad/fast/lstm.py, rra.py.
 
 A step is one product, h_{t-1} U, and one launch. The gates of a sample lie side by side, (T, B, 4, h), as the products
 leave them; nothing is allocated in the loop.
@@ -6,11 +6,11 @@ leave them; nothing is allocated in the loop.
 
 from typing import Any, NamedTuple
 
-from minigrad import kernels
-from minigrad.backend import array_module, empty, matmul
-from minigrad.kernels import blocks_for, given, on_its_device, sum_dtype
-from minigrad.layers.lstm_loop import last_states, states_upstream
-from minigrad.layers.recurrent import Packing, pack, unpack
+from minigrad.backend import array_module
+from minigrad.kernels import launch
+from minigrad.kernels.launch import blocks_for, given, on_its_device, sum_dtype
+from minigrad.memory import empty, matmul
+from minigrad.packing import Packing, last_states, pack, states_upstream, unpack
 
 THREADS = 128
 WINDOW_BLOCKS = 64                 # that share the sum over steps, samples and units of each window weight
@@ -35,7 +35,7 @@ class LoopCache(NamedTuple):
 
 @on_its_device
 def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
-    """As lstm_loop.loop_forward."""
+    """As fast.lstm.loop_forward."""
     xp = array_module(x=x, past=past, c=c, mask=mask, W=W)
     packing, dtype = Packing.of(mask), xp.result_type(x.dtype, W.dtype)
     (B, T, _), h, K = x.shape, U.shape[0], 0 if w_hat is None else len(w_hat)
@@ -47,7 +47,7 @@ def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
     cs[0] = 0 if c is None else c
     c = cs[0].astype(sum_dtype(dtype))
     U, b, w_hat = (given(array, dtype, xp) for array in (U, b, w_hat))
-    step, blocks = kernels.kernel("lstm", "lstm_forward", dtype), blocks_for(B * h, THREADS)
+    step, blocks = launch.kernel("lstm", "lstm_forward", dtype), blocks_for(B * h, THREADS)
     for t in range(T):
         xp.dot(hs[P + t - 1], U, out=hU)
         step(blocks, THREADS, hU, b, w_hat, gates, hs, c, cs, q, t, B, h, P, K, offset)
@@ -58,7 +58,7 @@ def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
 
 @on_its_device
 def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
-    """As lstm_loop.loop_backward; the products for W, U and x are made after the loop, for all steps at once."""
+    """As fast.lstm.loop_backward; the products for W, U and x are made after the loop, for all steps at once."""
     xs, gates, hs, cs, q, packing = cache
     xp, dtype, (T, B, h), d = array_module(hs), hs.dtype, q.shape, xs.shape[2]
     P, K = len(hs) - T, 0 if w_hat is None else len(w_hat)
@@ -68,7 +68,7 @@ def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
     dc = xp.zeros((B, h), sum_dtype(dtype)) if dc is None else xp.array(dc, sum_dtype(dtype), order="C")
     U_T, w_hat = given(U.T, dtype, xp), given(w_hat, dtype, xp)
     lengths = 0 if packing is None else given(packing.lengths, "int64", xp)
-    step, blocks = kernels.kernel("lstm", "lstm_backward", dtype), blocks_for(B * h, THREADS)
+    step, blocks = launch.kernel("lstm", "lstm_backward", dtype), blocks_for(B * h, THREADS)
     for t in range(T - 1, -1, -1):
         if t < T - 1:
             xp.dot(dz[t + 1], U_T, out=dzU)
@@ -76,7 +76,7 @@ def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
              offset)
     if T:
         xp.dot(dz[0], U_T, out=dzU)
-    kernels.kernel("lstm", "lstm_backward_past", dtype)(
+    launch.kernel("lstm", "lstm_backward_past", dtype)(
         blocks_for(P * B * h, THREADS), THREADS, dhs, dzU if T else 0, w_hat, ds, T, B, h, P, K, offset)
     dx = unpack(matmul(dz, W.astype(dtype, copy=False).T).transpose(1, 0, 2), packing)
     rows = dz.reshape(T * B, 4 * h)
@@ -90,6 +90,6 @@ def _window_weights(ds, hs, P, K, offset):
     xp, (T, B, h) = array_module(ds), ds.shape
     blocks = min(WINDOW_BLOCKS, max(1, blocks_for(T * B * h)))
     sums = empty((K, blocks), sum_dtype(ds.dtype), xp)
-    kernels.kernel("lstm", "lstm_window_weights", ds.dtype)(
-        (blocks, K), kernels.THREADS, ds, hs, sums, T, B, h, P, offset)
+    launch.kernel("lstm", "lstm_window_weights", ds.dtype)(
+        (blocks, K), launch.THREADS, ds, hs, sums, T, B, h, P, offset)
     return sums.sum(axis=1).astype(ds.dtype, copy=False)

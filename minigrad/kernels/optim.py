@@ -1,81 +1,37 @@
-"""Optimizers and gradient clipping on a GPU, a launch for all parameters of a dtype; twins: minigrad/optim.py.
+"""Optimizers and gradient clipping on a GPU, a launch for all parameters of a dtype; twins: minigrad/optim.py, clipping.py.
 
 The table of the arrays' addresses (optim.cu) is made and sent once, and again when an array is replaced.
 """
 
-import math
 from collections import OrderedDict
 
 import numpy as np
 
-from minigrad import kernels, optim
-from minigrad.backend import array_module, empty
-from minigrad.kernels import THREADS, KernelError, device_of
+from minigrad.backend import array_module
+from minigrad.kernels import launch
+from minigrad.kernels.launch import THREADS, KernelError, device_of
+from minigrad.memory import empty
 
 COLUMNS, SLOTS, CHUNK = 7, 3, 4096                                           # as in optim.cu
 MOST_TABLES = 16
 
 
-# ---- the optimizers --------------------------------------------------------------------------------------
-
-def _floats(*numbers):
-    return tuple(map(float, numbers))
-
-
-def _rmsprop(o):
-    """lr, rho, 1 - rho, eps, momentum, centred, eps_inside."""
-    return *_floats(o.lr, o.rho, 1 - o.rho, o.eps, o.momentum), int(o.centred), int(o.eps_inside)
-
-
-def _adam(o, scale=1.0, root=None, adaptive=1):
-    """step, beta1, 1 - beta1, beta2, 1 - beta2, root, eps, adaptive."""
-    beta1, beta2 = o.betas
-    root = math.sqrt(1 - beta2**o.steps) if root is None else root
-    return *_floats(o.lr / (1 - beta1**o.steps) * scale, beta1, 1 - beta1, beta2, 1 - beta2, root, o.eps), adaptive
-
-
-def _radam(o):
-    """r_t sqrt(1 - beta2^t) as `scale`, with eps beside sqrt(v)."""
-    r = optim.rectification(o.steps, o.betas[1])
-    return _adam(o, root=1.0, adaptive=0) if r is None else _adam(o, r * math.sqrt(1 - o.betas[1]**o.steps), 1.0)
-
-
-# class -> kernel, the accumulators at their places, its scalars behind the weight decay's
-RULES = {
-    optim.SGD: ("sgd", (), lambda o: _floats(o.lr)),
-    optim.Momentum: ("momentum", ("v",), lambda o: (*_floats(o.lr, o.momentum), int(o.nesterov))),
-    optim.Adadelta: ("adadelta", ("E_g2", "E_d2"), lambda o: _floats(o.lr, o.rho, 1 - o.rho, o.eps)),
-    optim.RMSprop: ("rmsprop", ("E_g2", "E_g", "v"), _rmsprop),
-    optim.Adam: ("adam", ("m", "v"), _adam),
-    optim.AdamW: ("adam", ("m", "v"), _adam),
-    optim.RAdam: ("adam", ("m", "v"), _radam),
-}
-
-
-def optimizer_step(optimizer):
-    """Move every parameter once. False, and nothing done, for a class that has no kernel (its exact class counts), or
-    where a parameter's arrays do not lie in memory alike."""
-    if type(optimizer) not in RULES:
-        return False
-    name, places, scalars = RULES[type(optimizer)]
-    slots = [optimizer.accumulators[place] if place in optimizer.slots else [None] * len(optimizer.parameters)
-             for place in places]
-    rows = [(p.value, p.grad, *accumulators) for p, *accumulators in zip(optimizer.parameters, *slots)]
+def optimizer_step(name, rows, decays, l2, shrink, scalars):
+    """Launch the kernel `name` over rows (theta, g, accumulator or None, ...), one a parameter, decays True where the
+    weight decay applies. False, and nothing done, where the arrays of a row do not lie in memory alike."""
     with device_of(rows[0][0]):
-        tables = _tables(rows, tuple(optimizer.decays))
+        tables = _tables(rows, decays)
         if tables is None:
             return False
-        decay = optimizer.weight_decay
-        l2, shrink = _floats(*((0, 1 - optimizer.lr * decay) if isinstance(optimizer, optim.AdamW) else (decay, 1)))
         for dtype, table, work in tables:
-            kernels.kernel("optim", name, dtype)(len(work), THREADS, table, work, l2, shrink, *scalars(optimizer))
+            launch.kernel("optim", name, dtype)(len(work), THREADS, table, work, l2, shrink, *scalars)
     return True
 
 
 # ---- clipping --------------------------------------------------------------------------------------------
 
-def grad_norm(gradients):
-    """sqrt(sum of g_i^2) as optim.grad_norm computes it: a 0-d float64 array; nothing is waited for."""
+def grad_norm(gradients, norm_scale):
+    """sqrt(sum of g_i^2) as clipping.grad_norm computes it: a 0-d float64 array; nothing is waited for."""
     xp = array_module(*gradients)
     with device_of(gradients[0]):
         gradients = [g if _dense(g) else xp.ascontiguousarray(g) for g in gradients]     # alive until they are read
@@ -84,7 +40,7 @@ def grad_norm(gradients):
         if not len(parts):
             return xp.zeros((), "float64")
         _each(tables, "largest_gradient", parts)
-        scale = xp.asarray(optim.norm_scale(xp, parts.max()))
+        scale = xp.asarray(norm_scale(xp, parts.max()))
         _each(tables, "gradient_squares", scale, parts)
         return xp.asarray(scale * xp.sqrt(parts.sum()))
 
@@ -113,7 +69,7 @@ def _over_gradients(gradients, name, *arguments):
     if dense:
         with device_of(dense[0][1]):
             for dtype, table, work in _tables(dense):
-                kernels.kernel("optim", name, dtype)(len(work), THREADS, table, work, *arguments)
+                launch.kernel("optim", name, dtype)(len(work), THREADS, table, work, *arguments)
     return [g for g in gradients if not _dense(g)]
 
 
@@ -121,7 +77,7 @@ def _each(tables, name, *arguments):
     """Launch a kernel that leaves a number for each block in parts, the last argument."""
     first = 0
     for dtype, table, work in tables:
-        kernels.kernel("optim", name, dtype)(len(work), THREADS, table, work, *arguments, first)
+        launch.kernel("optim", name, dtype)(len(work), THREADS, table, work, *arguments, first)
         first += len(work)
 
 

@@ -2,9 +2,9 @@
 
 import math
 
-from minigrad import kernels
 from minigrad.backend import array_module
-from minigrad.kernels import blocks_for, given, on_its_device
+from minigrad.kernels import launch
+from minigrad.kernels.launch import blocks_for, given, on_its_device
 
 COLUMNS, ROWS = 32, 8              # of a block
 
@@ -15,12 +15,12 @@ def scatter_add(target, ids, updates):
     CuPy's indexing. False, and nothing done, for a dtype without kernels or a target that is not C-contiguous.
     """
     xp, N, d = array_module(target, ids, updates), ids.size, math.prod(target.shape[1:])
-    if target.dtype.name not in kernels.TYPES or not target.flags.c_contiguous:
+    if target.dtype.name not in launch.TYPES or not target.flags.c_contiguous:
         return False
     if N and target.size:
         ids = ids.reshape(-1).astype("int64") % len(target)
         order = xp.argsort(ids, kind="stable")
-        kernels.kernel("scatter", "scatter_add", target.dtype)(
+        launch.kernel("scatter", "scatter_add", target.dtype)(
             (blocks_for(N, ROWS), blocks_for(d, COLUMNS)), (COLUMNS, ROWS), ids[order], given(order, "int64", xp),
             given(updates, target.dtype, xp), target, N, d)
     return True

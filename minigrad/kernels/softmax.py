@@ -2,9 +2,9 @@
 
 import math
 
-from minigrad import kernels
 from minigrad.backend import array_module
-from minigrad.kernels import given, on_its_device, power_of_two
+from minigrad.kernels import launch
+from minigrad.kernels.launch import given, on_its_device, power_of_two
 
 
 @on_its_device
@@ -19,7 +19,7 @@ def masked_softmax(S, mask, rows, keys, offset, causal, window):
         mask = xp.ascontiguousarray(mask).reshape((1,) * (4 - mask.ndim) + mask.shape if mask.ndim < 4 else
                                                   (math.prod(mask.shape[:-3]), *mask.shape[-3:]))
     H = S.shape[-3] if S.ndim > 2 else 1
-    kernels.kernel("softmax", "softmax_forward", S.dtype)(
+    launch.kernel("softmax", "softmax_forward", S.dtype)(
         math.prod(S.shape[:-1]) if M else 0, power_of_two(M), S, 0 if mask is None else mask, *_strides(mask),
         int(causal), rows.start, keys.start, int(offset), int(window or 0), H, L, M)
     return S
@@ -36,6 +36,6 @@ def _strides(mask):
 def softmax_rows_backward(dP, P, drop, dA, A):
     """As functional.softmax_rows_backward, in place; <dA, A> is not needed."""
     M = P.shape[-1]
-    kernels.kernel("softmax", "softmax_backward", P.dtype)(
+    launch.kernel("softmax", "softmax_backward", P.dtype)(
         math.prod(P.shape[:-1]) if M else 0, power_of_two(M), dP, P, given(drop, P.dtype, array_module(P)), M)
     return dP

@@ -1,10 +1,11 @@
-"""The recurrence of SRU and SRU++ on a GPU; its twin and its equations: minigrad/layers/sru_loop.py, sru.py."""
+"""The recurrence of SRU and SRU++ on a GPU; its twin and its equations: minigrad/fast/sru.py, sru.py."""
 
 from typing import Any, NamedTuple
 
-from minigrad import kernels
-from minigrad.backend import array_module, empty, matmul
-from minigrad.kernels import blocks_for, given, on_its_device, sum_dtype
+from minigrad.backend import array_module
+from minigrad.kernels import launch
+from minigrad.kernels.launch import blocks_for, given, on_its_device, sum_dtype
+from minigrad.memory import empty, matmul
 
 THREADS = 32                       # of a block: few, so that the B h threads are spread over the whole GPU
 
@@ -22,7 +23,7 @@ class RecurrenceCache(NamedTuple):
 
 @on_its_device
 def recurrence_forward(n, x, c, weights, *, scale=1.0, activation="identity", m=None, lengths=None):
-    """As sru_loop.recurrence_forward; one product, then one launch."""
+    """As fast.sru.recurrence_forward; one product, then one launch."""
     W, *vectors = weights
     xp, (T, B, _), h = array_module(n), n.shape, vectors[0].shape[0]
     k, dtype = W.shape[1] // h, xp.result_type(n.dtype, W.dtype)
@@ -39,7 +40,7 @@ def recurrence_forward(n, x, c, weights, *, scale=1.0, activation="identity", m=
 
 @on_its_device
 def recurrence_backward(dh, dc, cache, weights, *, scale=1.0, activation="identity"):
-    """As sru_loop.recurrence_backward; one launch, then the two products."""
+    """As fast.sru.recurrence_backward; one launch, then the two products."""
     n, u, cs, highway, m, lengths = cache
     W, *vectors = weights
     xp, (T, B, h), dtype = array_module(n), highway.shape, u.dtype
@@ -73,5 +74,5 @@ def launch_backward(u, x, vectors, m, cs, dh, dc, lengths, du, dx, dc0, sums, sc
 
 def _launch(name, u, shape, arrays, scale, activation):
     T, B, h = shape
-    kernels.kernel("sru", name, u.dtype)(
+    launch.kernel("sru", name, u.dtype)(
         blocks_for(B * h, THREADS), THREADS, *arrays, float(scale), int(activation == "tanh"), T, B, h, u.shape[2] // h)

@@ -1,12 +1,13 @@
 """The layers. One file a family; in each, the equations first, then forward with backward directly under it."""
 
 from minigrad.layers.attention import MultiHeadAttention
+from minigrad.layers.containers import Bidirectional, Stack
 from minigrad.layers.dropout import Dropout
 from minigrad.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
+from minigrad.layers.gru import GRU
 from minigrad.layers.linear import Linear
 from minigrad.layers.lstm import LSTM
 from minigrad.layers.norm import LayerNorm
-from minigrad.layers.recurrent import Bidirectional, Stack
 from minigrad.layers.rnn import IRNN, RNN
 from minigrad.layers.rra import RRALSTM
 from minigrad.layers.rwa import RWA
@@ -16,7 +17,7 @@ from minigrad.layers.transformer import FeedForward, TransformerDecoderLayer, Tr
 from minigrad.layers.urnn import URNN
 
 __all__ = [
-    "IRNN", "LSTM", "RNN", "RRALSTM", "RWA", "SRU", "URNN", "Bidirectional", "Dropout", "Embedding", "FeedForward",
+    "GRU", "IRNN", "LSTM", "RNN", "RRALSTM", "RWA", "SRU", "URNN", "Bidirectional", "Dropout", "Embedding", "FeedForward",
     "LayerNorm", "LearnedPositions", "Linear", "MultiHeadAttention", "SRUpp", "SinusoidalPositions", "Stack",
     "TransformerDecoderLayer", "TransformerEncoderLayer",
 ]

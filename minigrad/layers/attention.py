@@ -3,11 +3,12 @@
 Derivation of the backward: docs/derivations/multi_head_attention.md.
 """
 
-from minigrad.backend import array_module, matmul
+from minigrad.backend import array_module
 from minigrad.check import check_count, check_mask, check_number, check_rank_and_width, check_shape
 from minigrad.functional import softmax_attention
 from minigrad.initializers import generator, glorot_uniform, zeros
 from minigrad.layer import Layer
+from minigrad.memory import matmul
 from minigrad.parameter import Parameter
 
 

@@ -3,8 +3,10 @@
 import math
 
 import numpy as np
+from scipy.sparse import csr_array
 
-from minigrad.backend import array_module, on_host, scatter_add
+from minigrad import kernels
+from minigrad.backend import array_module, on_host
 from minigrad.check import check_count, check_mask, check_number, check_rank_and_width, check_shape
 from minigrad.initializers import normal, uniform
 from minigrad.layer import Layer
@@ -63,6 +65,37 @@ class Embedding(Layer):
         if mask is not None:
             dy = xp.where(mask[..., None], dy, 0)
         scatter_add(self.W.grad, ids.reshape(-1), dy.reshape(-1, d))
+
+
+def scatter_add(target, ids, updates):
+    """target[ids[n]] += updates[n] for every n, in place; a repeated id receives every one of its updates.
+
+    target (V, ...), ids (N,) integer, updates (N, ...). (`target[ids] += updates` would keep one of them.)
+    On the CPU repeated ids are first summed by a sparse one-hot product, several times faster than add.at. A GPU adds
+    them in their order too (kernels/scatter.cu); with MINIGRAD_KERNELS=0 in whatever order its threads come
+    (atomicAdd): the last bits of a sum then differ from run to run.
+
+    Raises ValueError for updates of another shape, IndexError for an id outside 0 ... V-1 (on the CPU; a GPU is
+    not made to wait for the check: CuPy takes the id modulo V).
+    """
+    xp = array_module(target=target, ids=ids, updates=updates)
+    if updates.shape != ids.shape + target.shape[1:]:
+        raise ValueError(f"scatter_add: updates has shape {updates.shape}; expected {ids.shape + target.shape[1:]}, "
+                         "a row of target for each id")
+    if (fused := kernels.of(xp)) and fused.scatter_add(target, ids, updates):
+        return
+    if xp is not np:
+        xp.add.at(target, ids, updates)
+        return
+    if ids.size == 0:
+        return
+    if ids.min() < 0 or ids.max() >= len(target):
+        raise IndexError(f"ids run from {ids.min()} to {ids.max()}; expected 0 ... {len(target) - 1}")
+    used, position = np.unique(ids, return_inverse=True)
+    n = np.arange(ids.size)
+    one_hot = csr_array((np.ones(ids.size, updates.dtype), (position.ravel(), n)), shape=(used.size, ids.size))
+    rows = one_hot @ updates.reshape(ids.size, -1)
+    target[used] += rows.reshape(used.size, *target.shape[1:])
 
 
 class SinusoidalPositions(Layer):

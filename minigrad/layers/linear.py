@@ -1,9 +1,10 @@
 """Linear: y = x W + b."""
 
-from minigrad.backend import array_module, matmul
+from minigrad.backend import array_module
 from minigrad.check import check_count, check_rank_and_width, check_shape
 from minigrad.initializers import glorot_uniform, zeros
 from minigrad.layer import Layer
+from minigrad.memory import matmul
 from minigrad.parameter import Parameter
 
 

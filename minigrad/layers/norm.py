@@ -6,10 +6,11 @@ Derivation of the backward: docs/derivations/layer_norm.md.
 import numpy as np
 
 from minigrad import kernels
-from minigrad.backend import DEFAULT_DTYPE, array_module, elementwise
+from minigrad.backend import DEFAULT_DTYPE, array_module
 from minigrad.check import check_count, check_number, check_rank_and_width, check_shape
 from minigrad.initializers import zeros
 from minigrad.layer import Layer
+from minigrad.memory import apply
 from minigrad.parameter import Parameter
 
 # ---- the equations ---------------------------------------------------------------------------------------
@@ -17,9 +18,10 @@ from minigrad.parameter import Parameter
 
 def normalize(x, eps):
     """x_hat = (x - mu) / sqrt(var + eps), mu and var each row's own (last axis). x (..., d) -> x_hat, cache."""
-    x_hat = elementwise("subtract", x, row_means(x))
-    variance = row_means(elementwise("multiply", x_hat, x_hat))
-    inverse_sigma = 1 / array_module(x).sqrt(variance + eps)                 # (..., 1)
+    xp = array_module(x)
+    x_hat = apply(xp.subtract, x, row_means(x))
+    variance = row_means(apply(xp.multiply, x_hat, x_hat))
+    inverse_sigma = 1 / xp.sqrt(variance + eps)                 # (..., 1)
     x_hat *= inverse_sigma
     return x_hat, (x_hat, inverse_sigma)
 
@@ -27,8 +29,9 @@ def normalize(x, eps):
 def normalize_backward(dx_hat, cache):
     """dx = (dx_hat - mean(dx_hat) - x_hat mean(dx_hat x_hat)) / sigma: what would move mu or sigma is taken out."""
     x_hat, inverse_sigma = cache
-    dx = elementwise("subtract", dx_hat, row_means(dx_hat))
-    dx -= elementwise("multiply", x_hat, row_means(elementwise("multiply", dx_hat, x_hat)))
+    xp = array_module(x_hat)
+    dx = apply(xp.subtract, dx_hat, row_means(dx_hat))
+    dx -= apply(xp.multiply, x_hat, row_means(apply(xp.multiply, dx_hat, x_hat)))
     dx *= inverse_sigma
     return dx
 
@@ -69,7 +72,7 @@ class LayerNorm(Layer):
             y, norm_cache = fused.layer_norm_forward(x, gain, self.bias.value, self.eps)
             return y, (norm_cache,)
         x_hat, norm_cache = normalize(x, self.eps)
-        y = elementwise("multiply", x_hat, gain)
+        y = apply(xp.multiply, x_hat, gain)
         y += self.bias.value
         return y, (norm_cache,)
 
@@ -84,6 +87,7 @@ class LayerNorm(Layer):
             self.bias.grad += dbias
             return dx
         d = x_hat.shape[-1]
-        self.gain.grad += elementwise("multiply", dy, x_hat).reshape(-1, d).sum(axis=0)
+        xp = array_module(dy)
+        self.gain.grad += apply(xp.multiply, dy, x_hat).reshape(-1, d).sum(axis=0)
         self.bias.grad += dy.reshape(-1, d).sum(axis=0)
-        return normalize_backward(elementwise("multiply", dy, self.gain.value), norm_cache)
+        return normalize_backward(apply(xp.multiply, dy, self.gain.value), norm_cache)

@@ -23,10 +23,10 @@ import math
 
 from minigrad.backend import array_module
 from minigrad.check import check_choice, check_count, check_number
+from minigrad.fast.rnn import Lag, Relu, Tanh, Window, loop_backward, loop_forward
 from minigrad.initializers import GATE_BLOCKS, gate_blocks, generator, identity, normal, uniform, zeros
-from minigrad.layer import looks_at_values
+from minigrad.layer import validate_on_host
 from minigrad.layers.recurrent import Recurrent
-from minigrad.layers.rnn_loop import Lag, Relu, Tanh, Window, loop_backward, loop_forward
 from minigrad.layers.rra import NORMALIZERS, check_sum, normalize_weights, rra_attention, rra_attention_backward
 from minigrad.parameter import Parameter
 
@@ -149,8 +149,8 @@ class RNN(Recurrent):
         W, U, b = self.W.value, self.U.value, self.b.value
         xp = array_module(x=x, W=W, mask=mask)
         self.check_input(x, mask, W.shape[0])
-        looks_at_values(self, x)
-        past, = self.split_state(state, self._state_shapes(x.shape[0]))
+        validate_on_host(self, x)
+        past, = self.split_state(state, self.state_shapes(x.shape[0]))
         dtype = xp.result_type(x.dtype, W.dtype)
         w_hat, w_cache = self.attention_weights(dtype)
         y, past, cache = loop_forward(
@@ -161,7 +161,7 @@ class RNN(Recurrent):
         """Backpropagation through time (`loop_backward`): dx (B, L, d) and dstate0 = (dh,) or (dpast,)."""
         loop_cache, w_hat, w_cache = cache
         dy, (dpast,) = self.check_upstream(
-            upstream, loop_cache.y_shape, self._state_shapes(loop_cache.y_shape[0]))
+            upstream, loop_cache.y_shape, self.state_shapes(loop_cache.y_shape[0]))
         dx, dpast, dW, dU, db, dF = loop_backward(
             dy, self._rows(dpast), loop_cache, self.W.value, self.U.value, Tanh, self._F(w_hat, loop_cache.hs.dtype))
         self.W.grad += dW
@@ -185,7 +185,7 @@ class RNN(Recurrent):
             return Window(w_hat)
         return Lag(self.residual, self.W_f.value.astype(dtype, copy=False) if self.shortcut == "linear" else None)
 
-    def _state_shapes(self, B):
+    def state_shapes(self, B):
         h = self.U.value.shape[0]
         return {"past": (B, self.residual, h)} if self.residual else {"h": (B, h)}
 
@@ -229,14 +229,14 @@ class IRNN(Recurrent):
         V, W, b = self.V.value, self.W.value, self.b.value
         array_module(x=x, V=V, mask=mask)
         self.check_input(x, mask, V.shape[0])
-        h, = self.split_state(state, self._state_shapes(x.shape[0]))
+        h, = self.split_state(state, self.state_shapes(x.shape[0]))
         y, past, cache = loop_forward(x, None if h is None else h[:, None], mask, V, W, b, Relu)
         return (y, (past[:, 0],)), (cache,)
 
     def backward(self, upstream, cache):
         """da_t = dh_t [h_t > 0] (0 at a_t = 0), dh_{t-1} += da_t W^T: dx (B, L, d) and dstate0 = (dh,)."""
         loop_cache, = cache
-        dy, (dh,) = self.check_upstream(upstream, loop_cache.y_shape, self._state_shapes(loop_cache.y_shape[0]))
+        dy, (dh,) = self.check_upstream(upstream, loop_cache.y_shape, self.state_shapes(loop_cache.y_shape[0]))
         dx, dpast, dV, dW, db, _ = loop_backward(
             dy, None if dh is None else dh[:, None], loop_cache, self.V.value, self.W.value, Relu)
         self.V.grad += dV
@@ -244,5 +244,5 @@ class IRNN(Recurrent):
         self.b.grad += db
         return dx, (dpast[:, 0],)
 
-    def _state_shapes(self, B):
+    def state_shapes(self, B):
         return {"h": (B, self.W.value.shape[0])}

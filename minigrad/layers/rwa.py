@@ -6,12 +6,12 @@ Derivation of the backward: docs/derivations/rwa.md.
 
 import math
 
-from minigrad.backend import array_module, empty, sigmoid
-from minigrad.backend import zeros as zeros_at
+from minigrad.backend import array_module, sigmoid
 from minigrad.check import check_count
+from minigrad.fast.rwa import loop_backward, loop_forward
 from minigrad.initializers import generator, glorot_uniform, normal, zeros
 from minigrad.layers.recurrent import Recurrent
-from minigrad.layers.rwa_loop import loop_backward, loop_forward
+from minigrad.memory import empty, zeros as zeros_at
 from minigrad.parameter import Parameter
 
 # ---- the equations ---------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class RWA(Recurrent):
         W_u, b_u, W_g, b_g, W_a = (p.value for p in self._weights())
         xp = array_module(x=x, W_u=W_u, mask=mask)
         self.check_input(x, mask, W_u.shape[0])
-        h, r, l = self.split_state(state, self._state_shapes(x.shape[0]))
+        h, r, l = self.split_state(state, self.state_shapes(x.shape[0]))
         h_0 = None
         if h is None:
             h = h_0 = xp.tanh(self.s.value.astype(xp.result_type(x.dtype, W_u.dtype), copy=False))
@@ -101,7 +101,7 @@ class RWA(Recurrent):
         Without a given state s.grad += (1 - h_0^2) dh, summed over the batch.
         """
         loop_cache, h_0 = cache
-        dy, dstate = self.check_upstream(upstream, loop_cache.y_shape, self._state_shapes(loop_cache.y_shape[0]))
+        dy, dstate = self.check_upstream(upstream, loop_cache.y_shape, self.state_shapes(loop_cache.y_shape[0]))
         dx, dstate0, gradients = loop_backward(
             dy, *dstate, loop_cache, self.W_u.value, self.W_g.value, self.W_a.value)
         for parameter, gradient in zip(self._weights(), gradients):
@@ -110,7 +110,7 @@ class RWA(Recurrent):
             self.s.grad += (1 - h_0 * h_0) * dstate0[0].sum(axis=0)
         return dx, dstate0
 
-    def zero_state(self, batch):
+    def initial_state(self, batch, dtype=None):
         """The state before a sequence, written out: h = tanh(s), an average of nothing: r = 0, l = -inf."""
         s = self.s.value
         xp, shape = array_module(s), (batch, len(s))
@@ -121,6 +121,6 @@ class RWA(Recurrent):
     def _weights(self):
         return self.W_u, self.b_u, self.W_g, self.b_g, self.W_a
 
-    def _state_shapes(self, B):
+    def state_shapes(self, B):
         h = len(self.s.value)
         return {"h": (B, h), "r": (B, h), "l": (B, h)}

@@ -5,12 +5,14 @@ Every matrix product is outside the loop over time: the recurrence is elementwis
 
 import math
 
-from minigrad.backend import array_module, matmul, sigmoid, uniform_like
+from minigrad.backend import array_module, sigmoid, uniform_like
 from minigrad.check import check_choice, check_count, check_number
+from minigrad.fast.sru import recurrence_backward, recurrence_forward, time_first
 from minigrad.functional import tanh
 from minigrad.initializers import generator, glorot_uniform, uniform, zeros
-from minigrad.layers.recurrent import Packing, Recurrent, pack, unpack
-from minigrad.layers.sru_loop import recurrence_backward, recurrence_forward, time_first
+from minigrad.layers.recurrent import Recurrent
+from minigrad.memory import matmul
+from minigrad.packing import Packing, pack, unpack
 from minigrad.parameter import Parameter
 
 ACTIVATIONS = ("identity", "tanh")
@@ -133,7 +135,7 @@ class SRU(Recurrent):
         first = self.W if self.projection is None else self.W_q
         xp = array_module(x=x, W=first.value, mask=mask)
         self.check_input(x, mask, first.value.shape[0])
-        c, = self.split_state(state, self._state_shapes(x.shape[0]))
+        c, = self.split_state(state, self.state_shapes(x.shape[0]))
         packing = Packing.of(mask)
         xs = time_first(pack(x.astype(xp.result_type(x.dtype, first.value.dtype), copy=False), packing))
         ns = xs if self.projection is None else matmul(xs, self.W_q.value)
@@ -147,7 +149,7 @@ class SRU(Recurrent):
         """`recurrence_backward`, then through W_q and the highway: dx (B, L, d) and dstate0 = (dc,)."""
         cache, xs, packing = cache
         T, B, h = cache.highway.shape
-        dy, (dc,) = self.check_upstream(upstream, (B, T, h), self._state_shapes(B))
+        dy, (dc,) = self.check_upstream(upstream, (B, T, h), self.state_shapes(B))
         dhs = None if dy is None else time_first(pack(dy, packing))
         (dn, dx, dc), (dW, *rest) = recurrence_backward(
             dhs, dc, cache, self._weights(), scale=self.scale, activation=self.activation)
@@ -168,5 +170,5 @@ class SRU(Recurrent):
         W = self.W if self.projection is None else self.W_o
         return tuple(parameter.value for parameter in (W, self.v_f, self.v_r, self.b_f, self.b_r))
 
-    def _state_shapes(self, B):
+    def state_shapes(self, B):
         return {"c": (B, len(self.v_f.value))}

@@ -6,16 +6,18 @@ Derivation of the backward: docs/derivations/srupp.md.
 import math
 from typing import Any, NamedTuple
 
-from minigrad.backend import array_module, empty, matmul
+from minigrad.backend import array_module
 from minigrad.check import check_choice, check_count, check_mask, check_number, check_rank_and_width, check_shape
+from minigrad.fast.sru import RecurrenceCache, recurrence_backward, recurrence_forward, time_first
 from minigrad.functional import softmax_attention
 from minigrad.initializers import generator, glorot_uniform, zeros
 from minigrad.layers.dropout import Dropout
 from minigrad.layers.norm import LayerNorm
-from minigrad.layers.recurrent import Packing, Recurrent, pack, split_upstream, unpack
+from minigrad.layers.recurrent import Recurrent, split_upstream
 from minigrad.layers.sru import ACTIVATIONS, highway_scale, recurrence_parameters, sru_step, variational_mask
-from minigrad.layers.sru_loop import RecurrenceCache, recurrence_backward, recurrence_forward, time_first
 from minigrad.layers.srupp_memory import KeysAndValues, Memory, next_memory, next_memory_backward
+from minigrad.memory import empty, matmul
+from minigrad.packing import Packing, pack, unpack
 from minigrad.parameter import Parameter
 
 # ---- the equations ---------------------------------------------------------------------------------------
@@ -272,7 +274,7 @@ class SRUpp(Recurrent):
 
     # ---- state -------------------------------------------------------------------------------------------
 
-    def zero_state(self, batch):
+    def initial_state(self, batch, dtype=None):
         """c and an empty memory of `memory` slots (none where the memory grows)."""
         W_q = self.W_q.value
         xp, slots = array_module(W_q), self.memory or 0

@@ -6,9 +6,10 @@ its real ones on the right, next to the packed segment: so the real steps of mem
 
 from typing import Any, NamedTuple
 
-from minigrad.backend import array_module, on_host, zeros
+from minigrad.backend import array_module, on_host
 from minigrad.functional import softmax_attention
-from minigrad.layers.recurrent import Packing, pack, unpack
+from minigrad.memory import zeros
+from minigrad.packing import Packing, pack, unpack
 
 
 class Memory(NamedTuple):

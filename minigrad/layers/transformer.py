@@ -2,8 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from minigrad.backend import array_module, elementwise, matmul, on_host
-from minigrad.backend import zeros as zeros_of
+from minigrad.backend import array_module, on_host
 from minigrad.check import check_choice, check_count, check_mask, check_rank_and_width, check_shape
 from minigrad.functional import gelu, gelu_tanh, relu
 from minigrad.initializers import generator, glorot_uniform, zeros
@@ -11,6 +10,7 @@ from minigrad.layer import Layer
 from minigrad.layers.attention import MultiHeadAttention
 from minigrad.layers.dropout import Dropout
 from minigrad.layers.norm import LayerNorm
+from minigrad.memory import apply, matmul, zeros as zeros_of
 from minigrad.parameter import Parameter
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
@@ -86,7 +86,7 @@ class _Block(Layer):
             n, norm_cache = norm.forward(x)
         inner, inner_cache = f(n)
         inner, drop_cache = self.drop.forward(inner, rng=rng)
-        y = elementwise("add", x, inner)
+        y = apply(array_module(x).add, x, inner)
         if self.norm == "post":
             y, norm_cache = norm.forward(y)
         return y, _ResidualCache(norm_cache, inner_cache, drop_cache)
@@ -98,7 +98,7 @@ class _Block(Layer):
         df = f_backward(self.drop.backward(dy, cache.drop), cache.inner)
         if self.norm == "pre":
             df = norm.backward(df, cache.norm)
-        return elementwise("add", dy, df)
+        return apply(array_module(dy).add, dy, df)
 
     def _setting(self, norm, dropout):
         check_choice(type(self).__name__, "norm", norm, NORMS)

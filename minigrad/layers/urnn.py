@@ -9,9 +9,9 @@ import math
 
 from minigrad.backend import array_module
 from minigrad.check import check_count
+from minigrad.fast.urnn import EPS, complex_dtype, loop_backward, loop_forward
 from minigrad.initializers import generator, glorot_uniform, uniform
 from minigrad.layers.recurrent import Recurrent
-from minigrad.layers.urnn_loop import EPS, complex_dtype, loop_backward, loop_forward
 from minigrad.parameter import Parameter
 
 # ---- complex rows as real ones ---------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class URNN(Recurrent):
     Raises ValueError for wrong shapes, TypeError for wrong dtypes, float16 among them, or a mix of devices.
     """
 
-    constants = ("permutation",)
+    buffers = ("permutation",)
 
     def __init__(self, d, h, *, rng=None, dtype=None):
         check_count("URNN", "d", d)
@@ -171,7 +171,7 @@ class URNN(Recurrent):
         xp = array_module(x=x, V=V, mask=mask)
         self.check_input(x, mask, V.shape[0])
         complex_dtype(xp.result_type(x.dtype, V.dtype))
-        h, = self.split_state(state, self._state_shapes(x.shape[0]))
+        h, = self.split_state(state, self.state_shapes(x.shape[0]))
         learned = h is None
         y, h, cache = loop_forward(x, self.h0.value if learned else h, mask, self._values(), self.permutation)
         return (y, (h,)), (cache, learned)
@@ -183,7 +183,7 @@ class URNN(Recurrent):
         """
         cache, learned = cache
         T, B, h = cache.zs.shape
-        dy, (dh,) = self.check_upstream(upstream, (B, T, 2 * h), self._state_shapes(B))
+        dy, (dh,) = self.check_upstream(upstream, (B, T, 2 * h), self.state_shapes(B))
         (dx, dh), gradients = loop_backward(dy, dh, cache, self._values(), self.permutation)
         for parameter, gradient in zip(self._weights(), gradients):
             parameter.grad += gradient
@@ -191,7 +191,7 @@ class URNN(Recurrent):
             self.h0.grad += dh.sum(axis=0)
         return dx, (dh,)
 
-    def zero_state(self, batch):
+    def initial_state(self, batch, dtype=None):
         """The state before a sequence, written out: h0 for each sample."""
         h0 = self.h0.value
         return (array_module(h0).tile(h0, (batch, 1)),)
@@ -202,5 +202,5 @@ class URNN(Recurrent):
     def _values(self):
         return [parameter.value for parameter in self._weights()]
 
-    def _state_shapes(self, B):
+    def state_shapes(self, B):
         return {"h": (B, 2 * len(self.b.value))}

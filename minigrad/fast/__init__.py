@@ -1,0 +1,1 @@
+"""The CPU's fast time loops, one file a family. The equations they compute stand in minigrad/layers."""

@@ -1,0 +1,222 @@
+"""The fast time loop of RNN and IRNN; their equations stand plainly in rnn.py.
+
+Every form is
+
+    m_t = f(x_t W + h_{t-1} U + b)          f: tanh or relu
+    h_t = m_t + F                           F: nothing, h_{t-k}, h_{t-k} W_f, or sum_i w_hat[i-1] h_{t-i-1}
+
+What makes it fast (docs/derivations/rnn.md, section 6): time first; the input product is one product before the loop
+and each weight's gradient one product behind it, so that a step is left with one; `hs` holds the past before the
+sequence and the sequence in one array, row P + t being h_t, so that a shortcut reads rows of it and a window is a
+slice, never a copy. Without F the activations are written straight into hs, and dz over dh.
+"""
+
+from typing import Any, NamedTuple
+
+from minigrad.backend import array_module
+from minigrad.memory import empty, matmul, zeros
+from minigrad.packing import Packing, last_states, pack, states_upstream, unpack
+
+
+class LoopCache(NamedTuple):
+    """What backward reads. T steps, P rows of past; everything time first."""
+
+    x1: Any         # (T, B, d+1)   x_t and a one, the bias' input
+    m: Any          # (T, B, h)     f(.); the same memory as the rows of hs where there is no F
+    hs: Any         # (P+T, B, h)   row P + t is h_t
+    packing: Packing | None
+
+    @property
+    def y_shape(self):
+        """(B, L, h)."""
+        T, B, h = self.m.shape
+        return B, T, h
+
+
+# ---- f ---------------------------------------------------------------------------------------------------
+# Of a step's z (B, h), in place; u (B, h) is memory to work in. An array of one number is quicker than a Python number.
+
+
+class Tanh:
+    """m = tanh(z). Backward: dz = dh (1 - m^2)."""
+
+    def __init__(self, u):
+        self.xp, self.slope, self.one = array_module(u), u, array_module(u).ones((), u.dtype)
+
+    def forward(self, z):
+        self.xp.tanh(z, out=z)
+
+    def backward(self, dh, m, dz):
+        self.xp.multiply(m, m, out=self.slope)
+        self.xp.subtract(self.one, self.slope, out=self.slope)
+        self.xp.multiply(dh, self.slope, out=dz)
+
+
+class Relu:
+    """m = max(z, 0). Backward: dz = dh [m > 0]; at z = 0 it is 0."""
+
+    def __init__(self, u):
+        self.xp, self.zero = array_module(u), array_module(u).zeros((), u.dtype)
+
+    def forward(self, z):
+        self.xp.maximum(z, self.zero, out=z)
+
+    def backward(self, dh, m, dz):
+        self.xp.multiply(dh, m > self.zero, out=dz)
+
+
+# ---- F ---------------------------------------------------------------------------------------------------
+# read    F for the state of a row of hs
+# owed    what the F of later states give the state of a row of dhs back, or None; P rows of past have no F
+# Both may write into `out` (B, h) and return it.
+
+
+class Lag:
+    """F = h_{t-k} W_f, or h_{t-k} itself where W_f is None (equation 4)."""
+
+    def __init__(self, k, W_f=None):
+        self.k, self.W_f = k, W_f
+
+    def read(self, hs, row, out):
+        h = hs[row - self.k]
+        return h if self.W_f is None else array_module(h).matmul(h, self.W_f, out=out)
+
+    def owed(self, dhs, row, P, out):
+        """dh_{t+k} W_f^T."""
+        if row + self.k >= len(dhs):
+            return None
+        dh = dhs[row + self.k]
+        return dh if self.W_f is None else array_module(dh).matmul(dh, self.W_f.T, out=out)
+
+    def weight_gradient(self, hs, dhs):
+        """dW_f = sum_t h_{t-k}^T dh_t, or None."""
+        if self.W_f is not None:
+            return _rows(hs[:len(hs) - self.k]).T @ _rows(dhs[self.k:])
+
+
+class Window:
+    """F = sum_{i=1}^{k-1} w_hat[i-1] h_{t-i-1} (equation 5), w_hat[0] weighing the newest, h_{t-2}."""
+
+    def __init__(self, w_hat):
+        xp = array_module(w_hat)
+        self.newest_first = xp.ascontiguousarray(w_hat[None])                # (1, k-1)
+        self.oldest_first = xp.ascontiguousarray(w_hat[None, ::-1])
+
+    def read(self, hs, row, out):
+        window = hs[row - 1 - self.oldest_first.shape[1]:row - 1]
+        return _weighted(self.oldest_first, window, out)
+
+    def owed(self, dhs, row, P, out):
+        """sum_i w_hat[i-1] dh_{t+i+1}, over the steps that there are."""
+        first = row + 2
+        start, stop = max(first, P), min(first + self.newest_first.shape[1], len(dhs))
+        if start >= stop:
+            return None
+        return _weighted(self.newest_first[:, start - first:stop - first], dhs[start:stop], out)
+
+    def weight_gradient(self, hs, dhs):
+        """dw_hat[i-1] = sum_t <dh_t, h_{t-i-1}> over samples and units; a window is in the cache while it is read."""
+        n = self.oldest_first.shape[1]
+        flat_hs, flat_dhs = _flat(hs), _flat(dhs)
+        dw_hat = zeros((n, 1), hs.dtype, array_module(hs))                   # oldest first, as the window's rows
+        for row in range(n + 1, len(hs)):
+            dw_hat += flat_hs[row - 1 - n:row - 1] @ flat_dhs[row][:, None]
+        return dw_hat[::-1, 0]
+
+
+def _weighted(weights, states, out):
+    """out (B, h) = weights (1, n) times states (n, B, h)."""
+    array_module(out).matmul(weights, _flat(states), out=out.reshape(1, out.size))
+    return out
+
+
+def _flat(states):
+    """(n, B, h) -> (n, B h)."""
+    n, B, h = states.shape
+    return states.reshape(n, B * h)
+
+
+def _rows(states):
+    """(n, B, h) -> (n B, h)."""
+    n, B, h = states.shape
+    return states.reshape(n * B, h)
+
+
+# ---- forward and backward --------------------------------------------------------------------------------
+
+
+def loop_forward(x, past, mask, W, U, b, f, P=1, F=None):
+    """Run a cell over a sequence.
+
+    x (B, L, d); past (B, P, h), oldest first, or None for zeros; mask (B, L) or None; f Tanh or Relu; F None, or a
+    Lag or Window with k = P, its weights in the dtype of the loop.
+    Returns y (B, L, h), the past after the last real step (B, P, h), cache.
+    """
+    xp = array_module(x=x, past=past, mask=mask, W=W)
+    packing, dtype = Packing.of(mask), xp.result_type(x.dtype, W.dtype)
+    (B, T, _), h, U = x.shape, U.shape[0], U.astype(dtype, copy=False)
+    hs, u = empty((P + T, B, h), dtype, xp), empty((B, h), dtype, xp)
+    f = f(u)
+    hs[:P] = 0 if past is None else past.transpose(1, 0, 2)
+    m = hs[P:] if F is None else empty((T, B, h), dtype, xp)
+    x1 = _input_product(pack(x, packing), W, b, m)
+    real = None if packing is None else (xp.arange(T)[:, None] < packing.lengths)[:, :, None]          # (T, B, 1)
+
+    for t in range(T):
+        m_t, row = m[t], P + t
+        xp.matmul(hs[row - 1], U, out=u)
+        xp.add(m_t, u, out=m_t)
+        f.forward(m_t)
+        if F is not None:
+            xp.add(m_t, F.read(hs, row, u), out=hs[row])
+        if real is not None:
+            hs[row] *= real[t]                           # relu and F can grow without end: not behind the real steps
+
+    y = unpack(hs[P:].transpose(1, 0, 2), packing)
+    return y, last_states(hs, P, packing), LoopCache(x1, m, hs, packing)
+
+
+def _input_product(x, W, b, out):
+    """x1 (T, B, d+1), the input with a one behind it; x W + b into out (T, B, h)."""
+    xp, (B, T, d) = array_module(x), x.shape
+    x1, W1 = empty((T, B, d + 1), out.dtype, xp), empty((d + 1, len(b)), out.dtype, xp)
+    x1[..., :d], x1[..., d] = x.transpose(1, 0, 2), 1
+    W1[:d], W1[d] = W, b
+    xp.matmul(_rows(x1), W1, out=_rows(out))
+    return x1
+
+
+def loop_backward(dy, dpast, cache, W, U, f, F=None):
+    """Backpropagation through time.
+
+    With G_t the gradient that reaches h_t from outside,
+
+        dh_t = G_t + dz_{t+1} U^T + what F of later steps owes h_t;     dm_t = dh_t;     dz_t = dm_t f'(z_t)
+
+    Returns dx, dpast0, dW, dU, db, and the gradient of F's weights (None where it has none).
+    """
+    x1, m, hs, packing = cache
+    xp, dtype, (T, B, h), d = array_module(hs), hs.dtype, m.shape, W.shape[0]
+    P = len(hs) - T
+    dhs, u = states_upstream(dy, dpast, hs, P, packing), empty((B, h), dtype, xp)
+    f = f(u)
+    dz = dhs[P:] if F is None else empty((T, B, h), dtype, xp)
+    U_T = xp.ascontiguousarray(U.T).astype(dtype, copy=False)
+
+    for row in range(P + T - 1, -1, -1):
+        dh, t = dhs[row], row - P
+        if 0 <= t + 1 < T:
+            xp.matmul(dz[t + 1], U_T, out=u)
+            xp.add(dh, u, out=dh)
+        owed = None if F is None else F.owed(dhs, row, P, u)
+        if owed is not None:
+            xp.add(dh, owed, out=dh)
+        if t >= 0:
+            f.backward(dh, m[t], dh if F is None else dz[t])     # one view: CuPy copies what shares memory with out
+
+    dU = _rows(hs[P - 1:P - 1 + T]).T @ _rows(dz)
+    dW1 = _rows(x1).T @ _rows(dz)
+    dF = None if F is None else F.weight_gradient(hs, dhs)
+    dx = matmul(dz, W.T.astype(dtype, copy=False))
+    dpast0 = dhs[:P].transpose(1, 0, 2).copy()                               # not a view that keeps all of dhs
+    return unpack(dx.transpose(1, 0, 2), packing), dpast0, dW1[:d], dU, dW1[d], dF

@@ -1,0 +1,92 @@
+"""A dict of arrays in one safetensors file, with JSON in its header. Nothing is ever unpickled.
+
+A file is written to a temporary file, synced, then renamed: at every moment the old or the new one is whole. Its header
+holds the SHA-256 of the arrays, which is compared when the file is read.
+"""
+
+import errno
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from minigrad.backend import array_module, asnumpy
+
+FORMAT = "minigrad-1"
+
+
+class CheckpointError(ValueError):
+    """A file that is missing, damaged, or of another model."""
+
+
+def write_atomically(path, content):
+    """Write bytes to `path` so that it holds the old or the new content at every moment, also when killed.
+
+    Raises OSError, and leaves it alone, where it is no file: a folder, a device.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    temporary = path.with_name(f"{path.name}.part")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)                           # there only if something failed: a full disk
+
+
+def save_tensors(path, tensors, meta=None):
+    """Write {name: array} and a JSON-able `meta` to one file, atomically. Arrays may live on either device."""
+    arrays = {name: asnumpy(array).copy(order="C") for name, array in tensors.items()}
+    header = {"format": FORMAT, "meta": json.dumps(meta or {}, allow_nan=False), "sha256": _digest(arrays)}
+    write_atomically(path, save(arrays, metadata=header))
+
+
+def load_tensors(path):
+    """({name: NumPy array}, meta). Raises CheckpointError for a file that is missing, damaged or not a checkpoint."""
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"checkpoint {path}: there is no such file")
+    try:
+        with safe_open(str(path), framework="np") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise CheckpointError(f"checkpoint {path}: format is {header.get('format')!r}; expected {FORMAT!r}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no iterator there
+        meta = json.loads(header["meta"])
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"checkpoint {path}: damaged or not a safetensors file ({error})") from error
+    if header.get("sha256", _digest(tensors)) != _digest(tensors):           # files of older versions have none
+        raise CheckpointError(f"checkpoint {path}: damaged: its arrays do not have the SHA-256 in its header")
+    return tensors, meta
+
+
+def _digest(arrays):
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(name.encode("utf-8"))
+        digest.update(arrays[name].data if arrays[name].size else b"")
+    return digest.hexdigest()
+
+
+def fill_exactly(arrays, tensors, path):
+    """Copy {name: array} into the arrays of the same names, checking all of them first."""
+    for name, array in arrays.items():
+        if name not in tensors:
+            raise CheckpointError(f"checkpoint {path}: {name} is missing; it is of another model or optimizer")
+        came = tensors[name]
+        if came.shape != array.shape or came.dtype != array.dtype:
+            raise CheckpointError(f"checkpoint {path}: {name} is {came.dtype} {came.shape}; this model has "
+                                  f"{array.dtype} {array.shape}")
+    unknown = sorted(set(tensors) - set(arrays))
+    if unknown:
+        raise CheckpointError(f"checkpoint {path}: {unknown[0]} is not known to this model or optimizer")
+    for name, array in arrays.items():
+        array[...] = array_module(array).asarray(tensors[name])
+

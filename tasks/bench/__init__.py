@@ -1,0 +1,1 @@
+"""Everything that measures: `python tasks/bench` or `python -m tasks.bench`."""

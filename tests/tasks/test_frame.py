@@ -1,0 +1,403 @@
+"""The frame: trees, checks of arguments, Parameter, Layer and its named parameters, Sequential, Residual."""
+
+import sys
+import types
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import minigrad
+from minigrad import Layer, Parameter, Residual, Sequential
+from minigrad.check import (
+    check_choice,
+    check_count,
+    check_mask,
+    check_number,
+    check_rank_and_width,
+    check_shape,
+    check_state,
+)
+from minigrad.layer import named_parameters, validate_on_host
+from minigrad.layers import LSTM, Dropout, Linear
+from minigrad.tree import tree_leaves, tree_map
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Holder(Layer):
+    """A layer with whatever attributes it is given."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+def parameter(value=0.0, name="p"):
+    return Parameter(np.full((2,), value), name)
+
+
+def names_of(layer):
+    return [name for name, _ in layer.named_parameters()]
+
+
+# ---- trees -----------------------------------------------------------------------------------------------
+
+
+def test_tree_map_keeps_the_structure():
+    tree = Pair((1, None, [2, {"a": 3}]), Pair(None, ()))
+    doubled = tree_map(lambda leaf: 2 * leaf, tree)
+    assert doubled == Pair((2, None, [4, {"a": 6}]), Pair(None, ()))
+    assert isinstance(doubled, Pair)
+    assert isinstance(doubled.left, tuple)
+    assert isinstance(doubled.left[2], list)
+    assert tree_map(abs, -1) == 1
+    assert tree_map(abs, None) is None
+
+
+def test_tree_leaves_are_named_by_their_paths():
+    tree = Pair((1, None, [2, {"a": 3}]), {5: 4})
+    assert list(tree_leaves(tree)) == [("left.0", 1), ("left.2.0", 2), ("left.2.1.a", 3), ("right.5", 4)]
+    assert next(iter(tree_leaves(tree, "state"))) == ("state.left.0", 1)
+    assert list(tree_leaves(7, "x")) == [("x", 7)]
+    assert list(tree_leaves(None, "x")) == []
+
+
+# ---- Parameter -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (4,), (2, 3)])
+def test_parameter(shape, dtype):
+    value = np.ones(shape, dtype)
+    p = Parameter(value, "W")
+    assert p.value is value
+    assert p.grad.shape == shape
+    assert p.grad.dtype == dtype
+    assert not np.any(p.grad)
+    assert repr(p) == f"Parameter(W, shape={shape}, dtype={dtype})"
+
+
+def test_parameter_zero_grad_is_in_place():
+    p = parameter()
+    grad, view = p.grad, p.grad[:1]
+    p.grad += 3
+    p.zero_grad()
+    assert p.grad is grad
+    assert not grad.any()
+    assert not view.any()
+
+
+@pytest.mark.parametrize(("value", "sentence"), [
+    (np.arange(3), "w has dtype int64; expected floating-point numbers"),
+    (np.ones(3, bool), "w has dtype bool; expected floating-point numbers"),
+    (np.ones(3, complex), "w has dtype complex128; expected floating-point numbers"),
+    ([1.0, 2.0], "w is a list; expected a NumPy or CuPy array"),
+    (1.0, "w is a float; expected a NumPy or CuPy array"),
+])
+def test_parameter_refuses(value, sentence):
+    with pytest.raises(TypeError) as error:
+        Parameter(value, "w")
+    assert str(error.value) == sentence
+
+
+# ---- named parameters ------------------------------------------------------------------------------------
+
+
+def test_named_parameters_come_in_attribute_order_with_dotted_names():
+    inner = Holder(W=parameter(), b=parameter())
+    layer = Holder(alpha=parameter(), inner=inner, none=None, number=3, text="W", array=np.zeros(3), v=parameter())
+    assert names_of(layer) == ["alpha", "inner.W", "inner.b", "v"]
+    assert list(named_parameters(layer)) == list(layer.named_parameters())
+    assert layer.parameters() == [p for _, p in layer.named_parameters()]
+    assert [name for name, _ in layer.children()] == ["alpha", "inner", "v"]
+
+
+def test_named_parameters_look_into_lists_tuples_and_dicts():
+    layer = Holder(heads=[parameter(), (parameter(), None, Holder(W=parameter()))],
+                   gates={"i": parameter(), "deep": [Holder(b=parameter())], 3: parameter()},
+                   pair=Pair(parameter(), 1), empty=[], nothing={})
+    assert names_of(layer) == ["heads.0", "heads.1.0", "heads.1.2.W", "gates.i", "gates.deep.0.b", "gates.3", "pair.0"]
+
+
+def test_a_shared_parameter_comes_once_under_its_first_name():
+    shared = parameter()
+    layer = Holder(embedding=Holder(W=shared, b=parameter()), output=Holder(W=shared), again=[shared, {"x": shared}])
+    assert names_of(layer) == ["embedding.W", "embedding.b"]
+
+
+def test_a_shared_layer_comes_once():
+    cell = Linear(2, 2)
+    assert names_of(Sequential(cell, cell, Residual(cell))) == ["layers.0.W", "layers.0.b"]
+    assert names_of(Holder(layers=[cell], by_name={"again": cell}, cell=cell)) == ["layers.0.W", "layers.0.b"]
+
+
+def test_equal_parameters_that_are_not_one_object_are_both_there():
+    value = np.zeros(2)
+    assert names_of(Holder(a=Parameter(value), b=Parameter(value))) == ["a", "b"]
+    assert len({id(p) for p in Sequential(Linear(2, 2, rng=0), Linear(2, 2, rng=0)).parameters()}) == 4
+
+
+def test_layers_that_hold_each_other_end():
+    a, b = Holder(W=parameter()), Holder(V=parameter())
+    a.other, b.other = b, a
+    assert len(a.parameters()) == 2
+
+
+def test_a_shared_layer_collects_the_gradients_of_all_its_uses():
+    cell = Linear(3, 3, rng=0, dtype="float64")
+    twice, x = Sequential(cell, cell), np.random.default_rng(0).standard_normal((4, 3))
+    y, cache = twice.forward(x)
+    dy = np.ones_like(y)
+    twice.backward(dy, cache)
+    dmiddle = dy @ cell.W.value.T
+    np.testing.assert_allclose(cell.W.grad, cell(x).T @ dy + x.T @ dmiddle, rtol=1e-12)
+
+
+# ---- Layer -----------------------------------------------------------------------------------------------
+
+
+def test_a_bare_layer_says_what_it_lacks():
+    with pytest.raises(NotImplementedError, match="Holder has no forward"):
+        Holder().forward(np.zeros(3))
+    with pytest.raises(NotImplementedError, match="Holder has no forward"):
+        Holder()(np.zeros(3))
+    with pytest.raises(NotImplementedError, match="Holder has no backward"):
+        Holder().backward(np.zeros(3), ())
+
+
+def test_call_drops_the_cache():
+    layer, x = Linear(3, 2, rng=0), np.ones((4, 3), "float32")
+    np.testing.assert_array_equal(layer(x), layer.forward(x)[0])
+
+
+def test_zero_grad_fills_all_gradients_in_place():
+    layer = Sequential(Linear(3, 2), Linear(2, 2))
+    grads = [p.grad for p in layer.parameters()]
+    for grad in grads:
+        grad += 1
+    layer.zero_grad()
+    assert all(p.grad is grad and not grad.any() for p, grad in zip(layer.parameters(), grads))
+
+
+@pytest.mark.parametrize("dtype", ["float64", np.float64, np.dtype("float64")])
+def test_astype_keeps_the_parameter_objects(dtype):
+    shared = Parameter(np.ones(3, "float32"))
+    shared.grad += 0.5
+    layer = Holder(a=shared, b=[shared, Parameter(np.zeros((2, 2), "float32"))])
+    before = layer.parameters()
+    assert layer.astype(dtype) is layer
+    assert layer.parameters() == before
+    assert all(p.value.dtype == p.grad.dtype == np.float64 for p in layer.parameters())
+    np.testing.assert_array_equal(shared.value, 1)
+    np.testing.assert_array_equal(shared.grad, 0.5)
+    x = np.ones((1, 3))
+    assert Linear(3, 2).astype(dtype)(x).dtype == np.float64
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
+def test_astype_refuses_what_is_not_floating_point(dtype):
+    with pytest.raises(TypeError, match=f"dtype is '{dtype}'; expected a floating-point dtype"):
+        Linear(3, 2).astype(dtype)
+
+
+def test_to_device_cpu_leaves_the_arrays_alone():
+    layer = Linear(3, 2)
+    arrays = [(p.value, p.grad) for p in layer.parameters()]
+    assert layer.to_device("cpu") is layer
+    assert all(p.value is value and p.grad is grad for p, (value, grad) in zip(layer.parameters(), arrays))
+    with pytest.raises(ValueError, match="expected 'cpu', 'gpu' or 'auto'"):
+        layer.to_device("cuda")
+
+
+def test_to_device_moves_a_shared_parameter_once_and_keeps_its_object(monkeypatch):
+    class DeviceArray:
+        def __init__(self, host):
+            self.host, self.shape, self.dtype = host, host.shape, host.dtype
+
+    DeviceArray.__module__ = "cupy"
+    fake, moves = types.ModuleType("cupy"), []
+    fake.cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(getDeviceCount=lambda: 1))
+    fake.asarray = lambda array: moves.append(array) or DeviceArray(array)
+    fake.asnumpy = lambda array: array.host
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    shared = parameter(3.0)
+    shared.grad += 1
+    layer = Holder(a=shared, b={"c": shared})
+    layer.to_device("gpu").to_device("gpu")
+    assert len(moves) == 2                                       # its value and its gradient
+    assert isinstance(shared.value, DeviceArray)
+    assert layer.parameters() == [shared]
+    layer.to_device("cpu")
+    np.testing.assert_array_equal(shared.value, 3)
+    np.testing.assert_array_equal(shared.grad, 1)
+
+
+def test_validate_asks_every_child():
+    class Strict(Layer):
+        def validate(self):
+            raise ArithmeticError("w sums to zero")
+
+    Holder(a=Linear(2, 2), b=[Sequential(Linear(2, 2))], c=parameter()).validate()
+    for layer in (Holder(a=Strict()), Sequential(Linear(2, 2), Residual(Strict())), Holder(a={"b": [Strict()]})):
+        with pytest.raises(ArithmeticError, match="w sums to zero"):
+            layer.validate()
+    with pytest.raises(ArithmeticError):
+        validate_on_host(Strict(), np.zeros(1))
+
+
+def test_repr_lists_the_parameters():
+    assert repr(Sequential(Linear(3, 2))) == "Sequential(layers.0.W (3, 2), layers.0.b (2,))"
+
+
+# ---- Sequential and Residual -----------------------------------------------------------------------------
+
+
+class Spy(Layer):
+    """The identity; remembers the keywords it was given."""
+
+    def forward(self, x, mask=None, rng=None):
+        self.given = mask, rng
+        return x, ()
+
+    def backward(self, dy, cache):
+        return dy
+
+
+def test_sequential_is_the_composition_and_backward_its_reverse():
+    a, b = Linear(3, 4, rng=0, dtype="float64"), Linear(4, 2, rng=1, dtype="float64")
+    layer, x = Sequential(a, b), np.random.default_rng(0).standard_normal((5, 3))
+    y, cache = layer.forward(x)
+    np.testing.assert_array_equal(y, b(a(x)))
+    dy = np.random.default_rng(1).standard_normal(y.shape)
+    np.testing.assert_allclose(layer.backward(dy, cache), dy @ b.W.value.T @ a.W.value.T, rtol=1e-12)
+    np.testing.assert_allclose(b.W.grad, a(x).T @ dy, rtol=1e-12)
+
+
+def test_containers_hand_on_mask_and_rng():
+    spies = [Spy(), Spy(), Spy()]
+    mask, rng = np.ones((2, 3), bool), np.random.default_rng(0)
+    Sequential(spies[0], Residual(Sequential(spies[1])), spies[2]).forward(np.ones((2, 3, 1)), mask=mask, rng=rng)
+    assert all(spy.given[0] is mask and spy.given[1] is rng for spy in spies)
+    Sequential(*spies).forward(np.ones(3))
+    assert spies[0].given == (None, None)
+
+
+def test_an_empty_sequential_is_the_identity():
+    x = np.ones(3)
+    y, cache = Sequential().forward(x)
+    np.testing.assert_array_equal(y, x)
+    np.testing.assert_array_equal(Sequential().backward(x, cache), x)
+
+
+def test_residual_adds_its_input():
+    inner = Linear(3, 3, rng=0, dtype="float64")
+    x, dy = np.random.default_rng(0).standard_normal((2, 4, 3))
+    y, cache = Residual(inner).forward(x)
+    np.testing.assert_array_equal(y, x + inner(x))
+    np.testing.assert_allclose(Residual(inner).backward(dy, cache), dy + dy @ inner.W.value.T, rtol=1e-12)
+
+
+def test_residual_refuses_a_layer_that_changes_the_shape():
+    with pytest.raises(ValueError, match=r"maps \(4, 3\) to \(4, 2\); expected the same shape"):
+        Residual(Linear(3, 2)).forward(np.ones((4, 3), "float32"))
+    with pytest.raises(ValueError, match="expected the same shape"):     # (4, 1) would broadcast
+        Residual(Linear(3, 1)).forward(np.ones((4, 3), "float32"))
+
+
+@pytest.mark.parametrize("make", [Sequential, Residual])
+def test_containers_refuse_what_does_not_fit(make):
+    with pytest.raises(TypeError, match="LSTM is recurrent and returns a state"):
+        make(LSTM(2, 3))
+    for thing in (Linear, np.zeros(3), None, lambda x: x):
+        with pytest.raises(TypeError, match=f"{make.__name__}: got a .*; expected layers"):
+            make(thing)
+
+
+def test_public_names():
+    assert set(minigrad.__all__) >= {"Parameter", "Layer", "Sequential", "gradcheck"}
+    assert all(hasattr(minigrad, name) for name in minigrad.__all__)
+    assert callable(minigrad.gradcheck)
+    assert isinstance(Dropout(0.5), Layer)
+
+
+# ---- checks of arguments ---------------------------------------------------------------------------------
+
+
+def test_check_rank_and_width():
+    check_rank_and_width("F", "x", np.zeros((2, 3, 4)), 3, 4)
+    check_rank_and_width("F", "x", np.zeros(4), None, 4)
+    for array, rank, sentence in [
+        (np.zeros((2, 4)), 3, r"F: x has shape \(2, 4\); expected \(batch, length, 4\)"),
+        (np.zeros((2, 3, 5)), 3, r"F: x has shape \(2, 3, 5\); expected \(batch, length, 4\)"),
+        (np.zeros((2, 5)), 2, r"F: x has shape \(2, 5\); expected \(batch, 4\)"),
+        (np.zeros(()), None, r"F: x has shape \(\); expected \(..., 4\)"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            check_rank_and_width("F", "x", array, rank, 4)
+    with pytest.raises(TypeError, match="F: x has dtype int64; expected floating-point numbers"):
+        check_rank_and_width("F", "x", np.zeros((2, 4), "int64"), 2, 4)
+
+
+def test_check_shape_and_mask():
+    check_shape("F", "x", np.zeros((2, 3)), [2, 3])
+    with pytest.raises(ValueError, match=r"F: x has shape \(2, 3\); expected \(3, 2\)"):
+        check_shape("F", "x", np.zeros((2, 3)), (3, 2))
+    with pytest.raises(TypeError, match="F: x has dtype bool"):
+        check_shape("F", "x", np.zeros((2, 3), bool), (2, 3))
+    check_mask("F", np.ones((2, 3), bool), (2, 3))
+    with pytest.raises(ValueError, match=r"F: mask has shape \(3, 2\); expected \(2, 3\)"):
+        check_mask("F", np.ones((3, 2), bool), (2, 3))
+    for mask, came in [(np.ones((2, 3)), "float64"), (np.ones((2, 3), "int8"), "int8"), ([[True]], "list")]:
+        with pytest.raises(TypeError, match=f"F: mask has dtype {came}; expected bool"):
+            check_mask("F", mask, (2, 3))
+
+
+def test_check_state():
+    shapes = {"h": (2, 3), "c": (2, 3)}
+    check_state("F", (np.zeros((2, 3)), np.zeros((2, 3))), shapes)
+    for state, sentence in [
+        (np.zeros((2, 3)), r"F: state is ndarray; expected a tuple \(h, c\)"),
+        ((np.zeros((2, 3)),), r"F: state is 1 entries; expected a tuple \(h, c\)"),
+        ((np.zeros((2, 3)), np.zeros((3, 2))), r"F: state's c has shape \(3, 2\); expected \(2, 3\)"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            check_state("F", state, shapes)
+    with pytest.raises(TypeError, match=r"F: state's h is .*; expected an array of shape"):
+        check_state("F", (None, np.zeros((2, 3))), shapes)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, True, "1", None, np.nan])
+def test_check_count_refuses(value):
+    with pytest.raises(ValueError, match=r"F: n is .*; expected a whole number of at least 1"):
+        check_count("F", "n", value)
+
+
+def test_check_count_and_choice_accept():
+    for value in (1, np.int32(3), np.uint8(2)):
+        check_count("F", "n", value)
+    check_count("F", "n", 0, least=0)
+    check_choice("F", "mode", "a", ("a", "b"))
+    with pytest.raises(ValueError, match="F: mode is 'c'; expected one of 'a', 'b'"):
+        check_choice("F", "mode", "c", ("a", "b"))
+
+
+@pytest.mark.parametrize(("value", "settings", "interval"), [
+    (-1e-9, {"low": 0}, "[0, inf]"), (np.nan, {"low": 0}, "[0, inf]"), ("1", {"low": 0}, "[0, inf]"),
+    (None, {"low": 0}, "[0, inf]"), (True, {"low": 0}, "[0, inf]"), (1j, {"low": 0}, "[0, inf]"),
+    (np.inf, {"low": 0, "open_high": True}, "[0, inf)"), (0, {"low": 0, "open_low": True}, "(0, inf]"),
+    (1.0, {"low": 0, "high": 1, "open_high": True}, "[0, 1)"), (2, {"low": 0, "high": 1}, "[0, 1]"),
+    (np.complex128(1), {"low": 0}, "[0, inf]"),
+])
+def test_check_number_refuses(value, settings, interval):
+    with pytest.raises(ValueError) as error:
+        check_number("F", "p", value, **settings)
+    assert str(error.value) == f"F: p is {value!r}; expected a number in {interval}"
+
+
+@pytest.mark.parametrize("value", [0, 0.5, 1, np.float32(0.5), np.int64(1), np.float64(0)])
+def test_check_number_accepts(value):
+    check_number("F", "p", value, 0, 1)
+    check_number("F", "p", np.inf, 0)
