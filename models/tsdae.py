@@ -33,7 +33,7 @@ from minigrad.layers.embedding import LearnedPositions
 from minigrad.layers.transformer import NORMS
 from minigrad.memory import matmul
 from minigrad.parameter import Parameter
-from minigrad.tensors import CheckpointError, load_parameters, load_tensors, save_tensors
+from minigrad.tensors import CheckpointError, fill_exactly, load_tensors, save_tensors
 from minigrad.training.checkpoint import model_tensors
 
 POOLINGS = ("cls", "mean", "max")
@@ -440,5 +440,5 @@ class TSDAE(Layer):
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(f"checkpoint {path}: not one of tasks/tsdae.py, or damaged ({what})") from error
-        load_parameters(model.named_parameters(), tensors, path)
+        fill_exactly(model.named_arrays(), tensors, path)
         return model.to_device(device)

@@ -58,7 +58,7 @@ import numpy as np
 from minigrad.backend import asnumpy, to_device
 from minigrad.data import DataError, Streams, Vocabulary, data_folder, find_enwik8, read_text, split_90_5_5
 from minigrad.losses import softmax_cross_entropy
-from minigrad.tensors import CheckpointError, load_parameters, load_tensors, write_atomically
+from minigrad.tensors import CheckpointError, fill_exactly, load_tensors, write_atomically
 from minigrad.training.checkpoint import model_tensors
 from minigrad.training.trainer import Trainer
 from models.srupp_lm import LAYERS, build, count_parameters, width_for
@@ -347,7 +347,7 @@ def report(name, settings, trainer, text, device):
 
 def take_parameters(model, tensors, path):
     """Fill the model from a training checkpoint, leaving aside what only the trainer needs."""
-    load_parameters(model.named_parameters(), model_tensors(tensors), path)
+    fill_exactly(model.named_arrays(), model_tensors(tensors), path)
 
 
 # ---- figures ---------------------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ from minigrad.data.imdb import read_imdb
 from minigrad.data.reviews import SPECIAL, LengthBatches, chosen, encode_review, in_order, top_words
 from minigrad.data.sentences import padded
 from minigrad.functional import softmax
-from minigrad.tensors import CheckpointError, load_parameters, load_tensors
-from minigrad.training.checkpoint import model_tensors, require_constants
+from minigrad.tensors import CheckpointError, fill_exactly, load_tensors
+from minigrad.training.checkpoint import model_tensors
 from models.cells import BOTH_WAYS, CELLS, build_cell
 from models.classifier import READOUTS, TextClassifier
 from tasks import imdb_linear
@@ -212,8 +212,7 @@ def load_model(path, device):
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"checkpoint {path}: not one of tasks/imdb.py, or damaged ({what})") from error
-    load_parameters(model.named_parameters(), model_tensors(tensors), path)
-    require_constants(model, meta, path)
+    fill_exactly(model.named_arrays(), model_tensors(tensors), path)
     return model.to_device(device), to_ids, longest
 
 

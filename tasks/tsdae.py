@@ -75,7 +75,7 @@ from minigrad.data.sentences import (
 )
 from minigrad.data.sts import find_sts
 from minigrad.losses import softmax_cross_entropy
-from minigrad.tensors import load_parameters, load_tensors, write_atomically
+from minigrad.tensors import fill_exactly, load_tensors, write_atomically
 from minigrad.training.checkpoint import model_tensors
 from minigrad.training.trainer import Trainer
 from models.tsdae import POOLINGS, TSDAE
@@ -414,7 +414,7 @@ def report(settings, trainer, corpus, vocabulary, out):
     model, path = trainer.model, out / "best.safetensors"
     last = model_scores(model, corpus)
     tensors = model_tensors(load_tensors(path)[0])
-    load_parameters(model.named_parameters(), tensors, path)
+    fill_exactly(model.named_arrays(), tensors, path)
     device = device_of(settings)
     seconds = max(trainer.seconds, 1e-9)
     loss, shuffled = rebuilding_losses(model, held_out_batches(corpus, vocabulary, settings), device)

@@ -18,7 +18,6 @@ from minigrad.tensors import (
     FORMAT,
     CheckpointError,
     fill_exactly,
-    load_parameters,
     load_tensors,
     save_tensors,
     write_atomically,
@@ -232,7 +231,7 @@ def test_parameters_are_filled_in_place(path):
     source, target = model(seed=0), model(seed=5)
     save_tensors(path, {name: p.value for name, p in source.named_parameters()}, {})
     arrays = [p.value for p in target.parameters()]
-    load_parameters(target.named_parameters(), load_tensors(path)[0], path)
+    fill_exactly(target.named_arrays(), load_tensors(path)[0], path)
     for p, array, original in zip(target.parameters(), arrays, source.parameters()):
         assert p.value is array
         np.testing.assert_array_equal(p.value, original.value)
@@ -250,7 +249,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(change, sentence):
     before = tensors_of(target)
     change(tensors)
     with pytest.raises(CheckpointError) as error:
-        load_parameters(target.named_parameters(), tensors, "runs/last.safetensors")
+        fill_exactly(target.named_arrays(), tensors, "runs/last.safetensors")
     assert str(error.value).startswith("checkpoint runs/last.safetensors: ")
     assert sentence in str(error.value)
     for name, p in target.named_parameters():
