@@ -46,6 +46,7 @@ class PlainCache(NamedTuple):
     cells: list         # of each step
     mask: Any           # (B, L) or None
     x_shape: tuple      # (B, L, d)
+    y_shape: tuple      # (B, L, h)
     state: tuple        # the last one, for shapes and dtypes
 
 
@@ -128,27 +129,30 @@ class Recurrent(Layer):
         ys, caches = [], []
         for t in range(T):
             (y, after), cache = self.cell(x[:, t], state, *weights, **draws)
+            if t == 0:
+                check_state(f"{type(self).__name__}.cell", after, self.state_shapes(len(x)), "the new state")
             if mask is not None:
                 y, after = _select(mask[:, t], y, 0), tuple(_select(mask[:, t], a, b) for a, b in zip(after, state))
             state = after
             ys.append(y)
             caches.append(cache)
         y = xp.stack(ys, axis=1) if T else xp.zeros((len(x), 0, self.columns()[1]), dtype)
-        return y, tuple(entry.copy() for entry in state), PlainCache(caches, mask, x.shape, state)
+        return y, tuple(entry.copy() for entry in state), PlainCache(caches, mask, x.shape, y.shape, state)
 
     def plain_backward(self, dy, dstate, cache, weights):
         """The cell's backward, from the last step to the first; the weights' gradients of all steps are added up."""
-        caches, mask, x_shape, state = cache
+        caches, mask, x_shape, y_shape, state = cache
         xp, T = array_module(weights[0]), len(caches)
         dx = xp.zeros(x_shape, state[0].dtype)
         dstate = tuple(xp.zeros_like(entry) if d is None else d.astype(entry.dtype) for d, entry in zip(dstate, state))
         totals = [xp.zeros_like(weight) for weight in weights]
-        no_dy = xp.zeros((x_shape[0], self.columns()[1]), state[0].dtype)
+        no_dy = xp.zeros((y_shape[0], y_shape[2]), state[0].dtype)
         for t in range(T - 1, -1, -1):
             dy_t, dlater = no_dy if dy is None else dy[:, t], dstate
             if mask is not None:
                 dy_t, dlater = _select(mask[:, t], dy_t, 0), tuple(_select(mask[:, t], d, 0) for d in dlater)
             dx_t, dbefore, gradients = self.cell_backward((dy_t, dlater), caches[t], *weights)
+            check_tuple(f"{type(self).__name__}.cell_backward", "the weights' gradients", gradients, self.weights)
             if mask is not None:
                 dx_t = _select(mask[:, t], dx_t, 0)
                 dbefore = tuple(_select(mask[:, t], a, b) for a, b in zip(dbefore, dstate))
