@@ -1,4 +1,4 @@
-"""The fast time loop of LSTM and RRALSTM. Their equations: `cell` and `cell_backward` in minigrad/layers/lstm.py, rra.py.
+"""The fast time loop of LSTM and RRALSTM. Their equations: `cell` in minigrad/layers/lstm.py and rra.py.
 
 Both cells are
 
@@ -9,8 +9,8 @@ Both cells are
 
 What makes it fast, and what the names of the arrays carry (docs/derivations/rra.md, section 4; docs/results/speed.md):
 
-* gates and time are the first axes: `gates` is (4, T, B, h), so that i, f, o, g of a step are contiguous blocks, and the four
-  (h, h) blocks of U are one batched product;
+* gates and time are the first axes: `gates` is (4, T, B, h), so that i, f, o, g of a step are contiguous blocks, and
+  the four (h, h) blocks of U are one batched product;
 * sigma(z) = (1 + tanh(z/2)) / 2: one tanh serves all four gates, with the 1/2 folded into copies of W, U, b;
 * the input product is one product, outside the loop;
 * `hs` holds the past before the sequence and the sequence in one array: row P + t is h_t. So the window of step t is a

@@ -1,4 +1,4 @@
-"""The fast time loop of RNN and IRNN. Their equations: `cell` and `cell_backward` in minigrad/layers/rnn.py.
+"""The fast time loop of RNN and IRNN. Their equations: `cell` in minigrad/layers/rnn.py.
 
 Every form is
 

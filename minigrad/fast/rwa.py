@@ -1,4 +1,4 @@
-"""The fast time loop of RWA. Its equations: `cell` and `cell_backward` in minigrad/layers/rwa.py.
+"""The fast time loop of RWA. Its equations: `cell` in minigrad/layers/rwa.py.
 
     u_t = x_t W_u + b_u;   g_t = [x_t, h_{t-1}] W_g + b_g;   a_t = [x_t, h_{t-1}] W_a
     z_t = u_t tanh(g_t);   p_t = sigma(a_t - l_{t-1})

@@ -1,6 +1,7 @@
-"""The fast time loop of URNN. Its equations: `cell` and `cell_backward` in minigrad/layers/urnn.py.
+"""The fast time loop of URNN. Its equations: `cell` in minigrad/layers/urnn.py.
 
-Time is the first axis, and the arrays are complex. What makes it fast, and what the arrays carry (docs/derivations/urnn.md, section 4):
+Time is the first axis, and the arrays are complex. What makes it fast, and what the arrays carry
+(docs/derivations/urnn.md, section 4):
 
 * W is applied factor by factor, O(h log h) a row; as a matrix it would be O(h^2);
 * of each step only the results of the two reflections are kept, y1 and y2: a reflection is its own inverse, so that dv

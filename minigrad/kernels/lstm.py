@@ -1,5 +1,5 @@
-"""The time loop of LSTM and RRALSTM on a GPU: the twin of minigrad/fast/lstm.py. Their equations: `cell` and
-`cell_backward` in minigrad/layers/lstm.py, rra.py.
+"""The time loop of LSTM and RRALSTM on a GPU: the twin of minigrad/fast/lstm.py. Their equations: `cell`
+in minigrad/layers/lstm.py and rra.py.
 
 A step is one product, h_{t-1} U, and one launch. The gates of a sample are adjacent, (T, B, 4, h), as the products
 leave them; nothing is allocated in the loop.

@@ -8,8 +8,8 @@ None, meaning zero. A masked step is as if it were not there: y and dx are 0 at 
 
 A subclass writes one step, with the same contract, and is a complete layer (minigrad/layers/gru.py is an example):
 
-    weights                              the names of its Parameters, in the order in which the cell takes them; the first
-                                         has a row for each column of x
+    weights                              the names of its Parameters, in the order in which the cell takes them; the
+                                         first has d rows
     state_shapes(B)                      {name: shape} of the state's entries
     cell(x, state, *weights)             (y, state'), cache      x (B, d), y (B, h)
     cell_backward((dy, dstate'), cache, *weights)      dx, dstate, gradients of the weights in their order

@@ -80,7 +80,7 @@ class RNN(Recurrent):
         return (h_new, self._as_state(past_new)), (x, past, m)
 
     def cell_backward(self, upstream, cache, W, U, b, F_weights=None):
-        """The step's gradients: dx, (dh,) or (dpast,), (dW, dU, db, dW_f or dw_hat). dh_t reaches both terms in full."""
+        """The step's gradients: dx, (dh,) or (dpast,), (dW, dU, db, dW_f or dw_hat). dh_t is that of both terms."""
         dy, dstate = upstream
         x, past, m = cache
         dpast_new = self._as_past(*dstate)
