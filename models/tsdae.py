@@ -33,8 +33,8 @@ from minigrad.layers.embedding import LearnedPositions
 from minigrad.layers.transformer import NORMS
 from minigrad.memory import matmul
 from minigrad.parameter import Parameter
-from minigrad.tensors import CheckpointError, fill_exactly, load_tensors, save_tensors
-from minigrad.training.checkpoint import model_tensors
+from minigrad.tensors import CheckpointError, load_tensors, save_tensors
+from minigrad.training import load_model
 
 POOLINGS = ("cls", "mean", "max")
 EVALUATED = 64                  # sentences encoded at a time
@@ -227,7 +227,7 @@ class Decoder(Layer):
         self.words.backward(dx, words_cache)
         return ds
 
-    def begin_with(self, counts):
+    def set_bias_from_counts(self, counts):
         """b_v = log((n_w + 1) / sum (n + 1)), n_w how often word w comes in the text, counts (vocab,): of an untrained
         decoder the words are then as likely as in the text. Else the first thing that E learns is that most words are
         rare, by moving all of their rows in one direction, and rows that are alike say little about a sentence."""
@@ -414,14 +414,13 @@ class TSDAE(Layer):
     # ---- files -------------------------------------------------------------------------------------------
 
     def record(self):
-        """What a checkpoint must say of the model beside its tensors; JSON-able."""
+        """What a checkpoint must say of the model besides its tensors; JSON-able."""
         return {**self.settings, "buckets": self.vocabulary.buckets if self.vocabulary else 0,
                 "words": self.vocabulary.words if self.vocabulary else len(self.decoder.b_v.value)}
 
     def save(self, path):
         """Write the model, its vocabulary with it, to one file."""
-        tensors = {name: parameter.value for name, parameter in self.named_parameters()}
-        save_tensors(path, tensors, {"config": {"model": self.record()}})
+        save_tensors(path, self.named_arrays(), {"config": {"model": self.record()}})
 
     @classmethod
     def load(cls, path, device="cpu"):
@@ -431,7 +430,6 @@ class TSDAE(Layer):
         """
         path = Path(path) / BEST if Path(path).is_dir() else Path(path)
         tensors, meta = load_tensors(path)
-        tensors = model_tensors(tensors)
         try:
             settings = dict(meta["config"]["model"])
             words, buckets = settings.pop("words"), settings.pop("buckets", 0)
@@ -440,5 +438,5 @@ class TSDAE(Layer):
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(f"checkpoint {path}: not one of tasks/tsdae.py, or damaged ({what})") from error
-        fill_exactly(model.named_arrays(), tensors, path)
+        load_model(model, path)
         return model.to_device(device)

@@ -7,8 +7,8 @@ from zlib import crc32
 import numpy as np
 
 from minigrad.check import check_choice, check_count, check_number
-from minigrad.data.batches import order_by_length
-from minigrad.data.files import DataError, read_unpacked
+from minigrad.data.batches import Epochs, order_by_length
+from minigrad.data.files import DataError, read_lines
 
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
 PAD, CLS, SEP, UNK, MASK = range(len(SPECIAL))
@@ -21,15 +21,7 @@ def read_sentences(path):
     Blank lines are left out. Raises DataError, one line, for a file that is missing, damaged, not UTF-8 (with the
     line's number), or without a sentence.
     """
-    sentences = []
-    for number, line in enumerate(read_unpacked(path).split(b"\n"), 1):
-        try:
-            sentence = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}, line {number}: not UTF-8 (byte {error.object[error.start]:#04x} at position "
-                            f"{error.start})") from error
-        if sentence:
-            sentences.append(sentence)
+    sentences = [line for line in read_lines(path) if line]
     if not sentences:
         raise DataError(f"{path}: no sentence in it; expected one a line")
     return sentences
@@ -153,13 +145,13 @@ NOISES = {"delete": delete_words, "swap": swap_words, "mask": mask_words, "repla
 
 # ---- batches ---------------------------------------------------------------------------------------------
 
-class DenoisingBatches:
+class DenoisingBatches(Epochs):
     """Batches of sentences and of the same with noise: batches[s] -> (noisy, noisy_mask, clean, clean_mask).
 
-    sequences    [(n,) int64] the words of each sentence, n > 0; both copies get [CLS] in front and [SEP] behind
+    sequences    [(n,) int64] the words of each sentence, n > 0; both copies get [CLS] in front and [SEP] at the end
     noise        delete, swap, mask, replace, add, with the share `ratio` of words that it touches
     vocab        words are drawn from 5 ... vocab-1 (replace, add)
-    longest      words of either copy at most, those behind are cut off; None: all are kept
+    longest      words of either copy at most, the rest is cut off; None: all are kept
 
     Each (B, L) int64 with its mask (B, L); L is that of the batch's longest sentence. An epoch meets every sentence
     once, but for a rest smaller than a batch: in random order, then by length within POOL batches at a time, the
@@ -178,6 +170,7 @@ class DenoisingBatches:
             check_count("DenoisingBatches", "longest", longest)
         if len(sequences) < batch_size:
             raise ValueError(f"DenoisingBatches: {len(sequences)} sentences; expected at least a batch of {batch_size}")
+        super().__init__(len(sequences) // batch_size)
         self.sequences = [sequence[:longest] for sequence in sequences]
         self.batch_size, self.seed, self.longest = batch_size, seed, longest
         self.noise, self.ratio, self.vocab = NOISES[noise], ratio, vocab
@@ -185,23 +178,14 @@ class DenoisingBatches:
         if not self.lengths.all():
             raise ValueError(f"DenoisingBatches: sentence {int(self.lengths.argmin()) + 1} has no word; expected at "
                              "least one in each")
-        self.per_epoch = len(self.sequences) // batch_size
-        self._epoch, self._order = None, None
-
-    def position(self, step):
-        """(epoch, batch within it) of a step."""
-        return divmod(step, self.per_epoch)
 
     def order(self, epoch):
         """(per_epoch, batch_size): the sentences of each batch of an epoch."""
         return order_by_length(self.lengths, self.batch_size, np.random.default_rng([self.seed, epoch, 1]))
 
     def __getitem__(self, step):
-        epoch, n = self.position(step)
-        if epoch != self._epoch:                                 # a memo of a pure function
-            self._epoch, self._order = epoch, self.order(epoch)
         rng = np.random.default_rng([self.seed, step, 2])
-        clean = [self.sequences[row] for row in self._order[n]]
+        clean = [self.sequences[row] for row in self.rows(step)]
         noisy = [self.noise(ids, self.ratio, self.vocab, rng)[:self.longest] for ids in clean]
         noisy, clean = ([enclosed(ids) for ids in rows] for rows in (noisy, clean))
         return (*padded(noisy), *padded(clean))

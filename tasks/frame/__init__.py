@@ -2,8 +2,8 @@
 
 from tasks.frame.figures import Curve
 from tasks.frame.flags import OneLineParser, make_optimizer, number, whole
-from tasks.frame.run import Command, Run, Shown, Task, device_of, exit_status, run, say, tell
+from tasks.frame.run import Command, Run, Shown, Task, blas_threads, device_of, exit_status, run, say, tell
 from tasks.frame.run_folder import UsageError
 
-__all__ = ["Command", "Curve", "OneLineParser", "Run", "Shown", "Task", "UsageError", "device_of", "exit_status",
+__all__ = ["Command", "Curve", "OneLineParser", "Run", "Shown", "Task", "UsageError", "blas_threads", "device_of", "exit_status",
            "make_optimizer", "number", "run", "say", "tell", "whole"]

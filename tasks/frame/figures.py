@@ -17,7 +17,8 @@ class Curve(NamedTuple):
     metric: str                         # its name among the evaluation's
     y_label: str
     title: Callable                     # title(settings)
-    file: str = "curve.png"
+    file: str | None = "curve.png"      # None: the task draws it itself
+    best: str | None = None             # the name that chooses `best`, where it is another one
     maximize: bool = False              # larger is better
     baseline: Callable | None = None    # baseline(data) -> what the number has to beat, a dashed line
     baseline_name: str = "baseline"
@@ -31,19 +32,29 @@ def draw_curve(task, run):
                 task.curve_of(run.data).more(log))
 
 
-def draw_comparison(task, runs, data, out):
+def draw_comparison(task, settings, runs, data, out):
     """The figure of several: [(settings, log)]."""
-    draw_series(task, runs[0][0], {task.label_of(settings): log for settings, log in runs}, data, out)
+    draw_series(task, settings, {task.label_of(own): log for own, log in runs}, data, out)
 
 
 def draw_series(task, settings, logs, data, out, more=None):
     curve, horizontal = task.curve_of(data), None
+    if curve.file is None:
+        return
     if curve.baseline:
         value = curve.baseline(data)
         horizontal = (value, f"{curve.baseline_name}: {value:.3f}")
     series = {name: without_first(log.column(curve.metric)) for name, log in logs.items()}
     draw_curves(out / curve.file, {**series, **(more or {})}, title=curve.title(settings), x_label="iteration",
                 y_label=curve.y_label, horizontal=horizontal)
+
+
+def draw_norm(run, title):
+    """grad_norm.png: the gradient's norm over the iterations, and where it is clipped."""
+    clip = run.settings["clip_norm"]
+    draw_curves(run.trainer.out / "grad_norm.png", {"global norm before clipping": run.trainer.log.column("grad_norm")},
+                title=title, x_label="iteration", y_label="gradient norm", log_y=True,
+                horizontal=(clip, f"clipped at {clip:g}") if clip else None)
 
 
 def without_first(points):

@@ -134,7 +134,7 @@ def refuse(task, given):
         raise UsageError("--steps and --epochs were both given; expected one of them")
     if task.variants and task.variant in given and "compare" in given:
         raise UsageError(f"--compare has no meaning with --{task.variant} {given[task.variant]}; expected one of the two")
-    if not task.variants or "resume" in given:
+    if not task.variants or "resume" in given or ("compare" in given and task.plan):     # a plan may need any of them
         return
     chosen = variants_of(task, {**task.defaults, **given})
     for key, variants in task.flags_of.items():
@@ -212,6 +212,13 @@ def variants_of(task, settings):
         if name not in task.variants:
             raise UsageError(f"--compare has {name!r}; expected names among {', '.join(task.variants)}")
     return names
+
+
+def changed(settings, defaults, paper=None):
+    """[setting] that differ from the defaults, with --paper from the paper's; not what a resumed run may change."""
+    usual = {**SHARED_DEFAULTS, **defaults, **((paper or {}) if settings.get("paper") else {})}
+    aside = (*FREE_SETTINGS, "seed", "eval_every", "eval_size", "compare", "paper")
+    return [key for key, value in usual.items() if key not in aside and settings.get(key) not in (None, value)]
 
 
 # ---- what the settings name ------------------------------------------------------------------------------

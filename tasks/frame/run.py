@@ -84,6 +84,7 @@ class Task:
     flags: Callable = lambda group: None                         # flags(group): its own, as argparse has them
     check: Callable = lambda settings, given: None               # raises UsageError for settings that do not fit
     reads: str | None = None                                     # what --data is, for a task that reads some
+    found: Callable = lambda data: None                          # the path that --resume is to read, if not --data's
     paper: dict | None = None                                    # {setting: value} that --paper changes
     variant: str = "model"                                       # the flag that chooses a variant
     variants: tuple = ()                                         # the names it takes; --compare takes several
@@ -93,13 +94,15 @@ class Task:
     describe: Callable = lambda settings, data: ""               # lines about the data, printed at the beginning
     optimizer: Callable = lambda settings, model: make_optimizer(settings, model.parameters())
     trainer: Callable = lambda settings, data, model: {}         # further keywords of Trainer
-    started: Callable = lambda run, out: None                    # before the first step: keep what belongs to the run
+    started: Callable = lambda settings, data, out: None         # once the folder is there: keep what belongs to the run
+    resumed: Callable = lambda run: None                         # raises UsageError where a resumed run cannot continue
     stop: Callable = lambda run: None                            # after an evaluation: a reason to end, or None
     result: Callable = lambda run: {}                            # its own part of result.json
     summary: Callable | None = None                              # summary(run, result) -> what is printed at the end
     figures: Callable = lambda run: None                         # figures besides the curve's
-    compare: Callable = lambda runs, out: None                   # figures of a comparison besides the curve's
+    compare: Callable = lambda settings, runs, out: None         # [(settings, log)] -> figures of a comparison besides the curve's
     shown: Shown = Shown()                                       # how kept runs are shown
+    out_of_memory: Callable = lambda settings, data: ""          # what to do then, added to the error
     commands: dict = field(default_factory=dict)                 # {name: Command}
 
     def curve_of(self, data):
@@ -124,23 +127,27 @@ def main(task, argv):
         other_command(task, argv)
         return
     settings = settings_of(task, argv)
-    with threadpool_limits(limits=settings["threads"]):          # before data and weights are made with them
+    with blas_threads(settings["threads"]):          # before data and weights are made with them
         device_of(settings)                                      # raises before anything slow is done, or written
         try:
             data = task.data(settings)
             plan, steps = planned(task, settings, data)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        if "data" in settings:                                   # so that --resume finds it from any folder
-            settings["data"] = str(Path(settings["data"] or data_folder()).absolute())
+        if task.reads:                                           # so that --resume finds it from any folder
+            settings["data"] = str(Path(task.found(data) or settings["data"] or data_folder()).absolute())
         if about := task.describe(settings, data):
             say(settings, about)
         out, hold = open_run_folder(task.name, settings)
         say(settings, f"writing to {out}")
-        if settings.get("compare") is None:
-            train(task, plan[0], data, out, steps)
-        else:
-            compare(task, plan, data, out, steps)
+        task.started(settings, data, out)
+        try:
+            if settings.get("compare") is None:
+                train(task, plan[0], data, out, steps)
+            else:
+                compare(task, settings, plan, data, out, steps)
+        except MemoryError as error:
+            raise MemoryError(f"{error}{task.out_of_memory(settings, data)}") from error
         del hold
     say(settings, f"figures: {', '.join(str(path) for path in sorted(out.rglob('*.png')))}")
 
@@ -178,7 +185,7 @@ def other_command(task, argv):
     parser.add_argument("--threads", type=whole(1), default=1, help="BLAS threads (default 1)")
     parser.add_argument("--quiet", action="store_true", help="print results and errors only")
     settings = vars(parser.parse_args(argv[1:]))
-    with threadpool_limits(limits=settings["threads"]):
+    with blas_threads(settings["threads"]):
         try:
             command.run(settings)
         except BrokenPipeError:                                  # the reader has enough: `| head`
@@ -196,10 +203,9 @@ def train(task, settings, data, out, steps):
         model, optimizer, task.batches(settings, data), task.step, task.evaluation(settings, data, device), out=out,
         config={**settings, **own.pop("config", {})}, seed=settings["seed"], device=device, quiet=settings["quiet"],
         eval_every=settings["eval_every"], schedule=schedule_of(settings, steps, optimizer.lr),
-        best=curve.metric, maximize=curve.maximize, **own, **clip_settings(settings))
+        best=curve.best or curve.metric, maximize=curve.maximize, **own, **clip_settings(settings))
     run = Run(settings, data, trainer, steps, device)
     resume(task, run)
-    task.started(run, out)
     say(settings, f"{task.label_of(settings)}: {model.count_parameters():,} parameters, {steps:,} steps")
     try:
         reason = trainer.train(steps, lambda log: task.stop(run))
@@ -223,6 +229,7 @@ def resume(task, run):
         raise UsageError(f"--steps: {run.steps} are asked for, but the run in {trainer.out} is at {trainer.step}")
     for folder in {trainer.out, Path(settings["resume"])}:               # of a comparison, the whole's too
         note_resumed(folder, settings)
+    task.resumed(run)
     say(settings, f"{task.label_of(settings)}: continues from step {trainer.step}")
 
 
@@ -230,7 +237,7 @@ def report(task, run, reason):
     """Keep what came out in result.json, and print it."""
     trainer, curve = run.trainer, task.curve_of(run.data)
     result = {**({task.variant: run.settings[task.variant]} if task.variants else {}), "steps": trainer.step,
-              curve.metric: trainer.log.column(curve.metric)[-1][1], "best": trainer.best,
+              curve.metric: trainer.log.column(curve.best or curve.metric)[-1][1], "best": trainer.best,
               "parameters": trainer.model.count_parameters(), "seconds": round(trainer.seconds, 1), **task.result(run)}
     write_json(trainer.out / "result.json", result)
     if task.summary:
@@ -241,7 +248,7 @@ def report(task, run, reason):
     tell(text + (f"; stopped: {reason}" if reason else ""))
 
 
-def compare(task, plan, data, out, steps):
+def compare(task, whole_settings, plan, data, out, steps):
     """Train the models one after another, each in its own folder, then draw them together.
 
     One that diverges does not keep the others from being trained; at the end it raises ArithmeticError.
@@ -260,8 +267,8 @@ def compare(task, plan, data, out, steps):
         log = RunLog(folder / "log.csv")
         log.read(math.inf)
         runs.append((settings, log))
-    draw_comparison(task, runs, data, out)
-    task.compare(runs, out)
+    draw_comparison(task, whole_settings, runs, data, out)
+    task.compare(whole_settings, runs, out)
     if stopped:
         raise ArithmeticError(f"{', '.join(stopped)} diverged (above); the others were trained to their end")
 
@@ -311,6 +318,12 @@ def tell(text):
 
 def nobody_reads():
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def blas_threads(count):
+    """A context in which NumPy's BLAS has `count` threads. Sums are grouped by thread: another count gives other last
+    bits. Not on a BLAS that threadpoolctl does not know (Apple's Accelerate), which goes by VECLIB_MAXIMUM_THREADS."""
+    return threadpool_limits(limits=count, user_api="blas")
 
 
 def device_of(settings):

@@ -129,8 +129,8 @@ def test_no_gpu(tmp_path, capsys):
 def test_a_run_of_a_gpu_resumed_without_one(finished, capsys):
     config, before = finished / "config.json", (finished / "last.safetensors").read_bytes()
     config.write_text(config.read_text().replace('"device": "cpu",', '"device": "gpu",'))
-    refused(capsys, "error: ", adding.TASK, "--resume", finished, "--steps", 30)
-    assert err.endswith(f"; with --device cpu the run in {finished} continues without one\n")
+    refused(capsys, f"; with --device cpu the run in {finished} continues without one", adding.TASK, "--resume", finished,
+            "--steps", 30)
     assert (finished / "last.safetensors").read_bytes() == before
     assert ran(capsys, adding.TASK, "--resume", finished, "--steps", 30, "--device", "cpu")[0] == 0
 
