@@ -1,4 +1,4 @@
-"""The recurrent layers that the tasks compare, by name: RRA, and the models it is compared with (Wang 2017, Table 1)."""
+"""The recurrent layers that the tasks compare, by name: RRA, and what it is compared with (Wang 2017, Table 1)."""
 
 from minigrad import layers
 from minigrad.check import check_choice

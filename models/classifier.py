@@ -119,7 +119,8 @@ class TextClassifier(Layer):
     def __init__(self, vocab, d, cell, width, classes=2, *, pooling="mean", dropout=0.0, rng=None, dtype=None):
         rng = generator(rng)
         self.embedding = Embedding(vocab, d, rng=rng, dtype=dtype)
-        self.classifier = SequenceClassifier(cell, width, classes, pooling=pooling, dropout=dropout, rng=rng, dtype=dtype)
+        self.classifier = SequenceClassifier(cell, width, classes, pooling=pooling, dropout=dropout, rng=rng,
+                                             dtype=dtype)
 
     def forward(self, ids, mask=None, rng=None):
         x, embedding_cache = self.embedding.forward(ids, mask=mask)

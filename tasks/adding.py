@@ -183,7 +183,7 @@ TASK = frame.Task(
     curve=frame.Curve("test_mse", "test MSE", title, "figure4.png", baseline=always_one, baseline_name="always 1"),
     describe=lambda settings, data: f"always predicting 1 has a test MSE of {always_one(data):.4f}",
     result=result, summary=summary, figures=figures,
-    shown=frame.Shown(in_label=("window",), note="\\* fewer than four evaluations followed", columns={
+    shown=frame.Shown(what=False, in_label=("window",), note="\\* fewer than four evaluations followed", columns={
         "beats the baseline at": beats_cell,
         "test MSE at the end": lambda kept: f"{kept['result']['test_mse']:.4f} at {kept['result']['steps']:,}"}))
 

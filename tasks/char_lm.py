@@ -39,7 +39,7 @@ from minigrad.training import load_model
 from models.srupp_lm import LABELS, LAYERS, SETTINGS, TAKEN_BY, model_of, size_of, sizes, width_for
 from tasks import char_lm_generate, frame
 from tasks.frame import UsageError, number, whole
-from tasks.frame.figures import draw_curves, draw_norm
+from tasks.frame.figures import draw_curves, draw_norm, mean_between
 from tasks.frame.flags import variants_of
 
 DEFAULTS = {
@@ -115,7 +115,8 @@ def describe(settings, text):
     rows = [("layer", "layers", "d", "d'", "parameters")]
     for own in plan(settings, text):
         inner = own["width"] // own["ratio"] if own["layer"] in ("sru-proj", "srupp") else "-"
-        rows.append((own["layer"], sizes(own)["layers"], own["width"], inner, f"{size_of(own, len(text.vocabulary)):,}"))
+        count = size_of(own, len(text.vocabulary))
+        rows.append((own["layer"], sizes(own)["layers"], own["width"], inner, f"{count:,}"))
     lines = [f"{row[0]:10}" + "".join(f"{cell!s:>11}" for cell in row[1:]) for row in rows]
     return "\n".join([text.describe(), *lines])
 
@@ -191,9 +192,9 @@ def result(run):
 
 
 def summary(run, result):
-    return (f"{result['layer']}: {result['valid_bpc']:.3f} bits per character on validation, {result['test_bpc']:.3f} on "
-            f"test (best checkpoint, step {result['best']['step']:,} of {result['steps']:,}); {result['parameters']:,} "
-            f"parameters; {run.trainer.seconds:.0f} s, {result['bytes_per_second']:,} bytes/s")
+    return (f"{result['layer']}: {result['valid_bpc']:.3f} bits per character on validation, {result['test_bpc']:.3f} "
+            f"on test (best checkpoint, step {result['best']['step']:,} of {result['steps']:,}); "
+            f"{result['parameters']:,} parameters; {run.trainer.seconds:.0f} s, {result['bytes_per_second']:,} bytes/s")
 
 
 def label(settings):
@@ -204,17 +205,6 @@ def title(settings):
     if settings["compare"] is None:
         return label(settings)
     return f"Validation on {Path(settings['data']).name}, equal numbers of parameters"
-
-
-def training_curve(log):
-    """[(step, training BPC)] at the evaluations: the mean since the last one."""
-    points, losses = [], []
-    for row in log.rows:
-        losses += [] if row["loss"] is None else [row["loss"]]
-        if row["step"] and row["valid_bpc"] is not None:
-            points.append((row["step"], sum(losses) / len(losses) / math.log(2)))
-            losses = []
-    return points
 
 
 def figures(run):
@@ -242,9 +232,10 @@ TASK = frame.Task(
     describe=describe, model=lambda settings, text: model_of(settings, len(text.vocabulary)), batches=streams_of,
     step=forward_backward, evaluation=evaluation, trainer=trainer,
     curve=frame.Curve("valid_bpc", "bits per character", title, "bpc.png", more=lambda log: {
-        "training, mean since the evaluation before": training_curve(log)}),
+        "training, mean since the evaluation before": [
+            (step, nats / math.log(2)) for step, nats in mean_between(log, "loss", "valid_bpc")]}),
     result=result, summary=summary, figures=figures, compare=compare,
-    shown=frame.Shown(in_label=("layer", "width"), note="BPC of the best checkpoint on the whole of both parts", columns={
+    shown=frame.Shown(what=False, in_label=("width",), note="BPC of the best checkpoint, whole parts", columns={
         "layer": lambda kept: LABELS[kept["result"]["layer"]], "d": lambda kept: str(kept["result"]["width"]),
         "parameters": lambda kept: f"{kept['result']['parameters']:,}",
         "validation BPC": lambda kept: f"{kept['result']['valid_bpc']:.3f}",

@@ -17,7 +17,7 @@ from tasks.frame import Command, UsageError, device_of, number, whole
 
 def flags(parser):
     parser.add_argument("count", metavar="N", type=whole(1), help="how many bytes to write")
-    parser.add_argument("--checkpoint", metavar="FILE", required=True, help="a checkpoint, or a run's folder (its best)")
+    parser.add_argument("--checkpoint", metavar="FILE", required=True, help="a checkpoint, or a run's folder: its best")
     parser.add_argument("--prompt", metavar="TEXT", help="what the model reads first (default: a new line)")
     parser.add_argument("--temperature", type=number(0), default=1.0, help="0: always the likeliest byte (default 1)")
     parser.add_argument("--seed", type=whole(0), default=0, help="default 0")

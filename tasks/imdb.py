@@ -30,6 +30,7 @@ the test error, for there is no validation set: the result to quote is the last 
 import hashlib
 import os
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -67,11 +68,11 @@ def flags(group):
     classify.add_flags(group, DEFAULTS)
     group.add_argument("--embedding", type=whole(1), help="width of a word's vector (default 128)")
     group.add_argument("--vocab", type=whole(1), help="most frequent words that are known (default 10,000)")
-    group.add_argument("--pooling", choices=POOLINGS, help="what the classifier reads: the mean over time (default), or "
-                                                           "the last output")
+    group.add_argument("--pooling", choices=POOLINGS, help="what the classifier reads: the mean over time (default) "
+                                                           "or the last output")
     group.add_argument("--dropout", type=number(0, below=1), help="of what it reads (default 0.5)")
-    group.add_argument("--max-length", type=whole(0), help="words of a review at most: of a longer one the first so many "
-                                                           "are read; 0: all (default)")
+    group.add_argument("--max-length", type=whole(0), help="the first so many words of a review are read; 0: all "
+                                                           "(default)")
     group.add_argument("--train-size", type=whole(0), help="reviews to train on, at random; 0: all (default)")
     group.add_argument("--test-size", type=whole(0), help="reviews to test on, at random; 0: all (default)")
 
@@ -113,17 +114,13 @@ def describe(settings, data):
     train, test = data.train, data.test
     unknown, lengths = (train.tokens == 1).mean(), np.diff(train.offsets)
     lines = [f"{len(train.labels):,} reviews to train on, {len(test.labels):,} to test on; {lengths.mean():.0f} words "
-             f"each, at most {lengths.max():,}; {len(data.words) - len(SPECIAL):,} words are known, {unknown:.1%} of the "
-             "text is not"]
+             f"each, at most {lengths.max():,}; {len(data.words) - len(SPECIAL):,} words are known, {unknown:.1%} of "
+             "the text is not"]
     if settings["max_length"]:
+        cut = (np.diff(test.offsets) > settings["max_length"]).sum()
         lines.append(f"of {batches(settings, data).cut:,} training reviews only the first {settings['max_length']:,} "
-                     f"words are read, of {(np.diff(test.offsets) > settings['max_length']).sum():,} test reviews as well")
+                     f"words are read, of {cut:,} test reviews as well")
     return "\n".join(lines)
-
-
-def for_evaluation(reviews, settings):
-    """f() -> batches (ids, mask, labels) of all of these reviews, by length."""
-    return lambda: (batch[:3] for batch in in_order(reviews, EVALUATED, settings["max_length"] or None))
 
 
 # ---- training --------------------------------------------------------------------------------------------
@@ -133,14 +130,17 @@ def build(settings, data=None):
     seed, dtype = settings["seed"], settings["dtype"]
     cell, width = build_cell(settings["model"], settings["embedding"], settings["hidden"],
                              rng=np.random.default_rng([seed, 1]), **cell_settings(settings))
-    return TextClassifier(settings["vocab"] + len(SPECIAL), settings["embedding"], cell, width, 2, pooling=settings["pooling"],
-                          dropout=settings["dropout"], rng=np.random.default_rng([seed, 2]), dtype=dtype)
+    return TextClassifier(settings["vocab"] + len(SPECIAL), settings["embedding"], cell, width, 2,
+                          pooling=settings["pooling"], dropout=settings["dropout"],
+                          rng=np.random.default_rng([seed, 2]), dtype=dtype)
 
 
 def evaluation(settings, data, device):
+    longest = settings["max_length"] or None
+    by_length = lambda reviews: lambda: (batch[:3] for batch in in_order(reviews, EVALUATED, longest))
     part = random_part(data.test, settings["eval_size"], 0)
-    return classify.Evaluation(settings, for_evaluation(part, settings), for_evaluation(data.test, settings),
-                               batches(settings, data).per_epoch, METRIC, device)
+    return classify.Evaluation(settings, by_length(part), by_length(data.test), batches(settings, data).per_epoch,
+                               METRIC, device)
 
 
 def trainer(settings, data, model):
@@ -155,14 +155,14 @@ def dictionary(data):
 
 def out_of_memory(settings, data):
     longest = max(int(np.diff(part.offsets).max()) for part in (data.train, data.test))
-    return (f"; the longest review has {longest:,} words, --batch-size is {settings['batch_size']}: --max-length N reads "
-            "the first N words of each")
+    return (f"; the longest review has {longest:,} words, --batch-size is {settings['batch_size']}: --max-length N "
+            "reads the first N words of each")
 
 
 def title(settings):
     part, test = settings["eval_size"], settings["test_size"] or 25_000
-    return (f"IMDB, {settings['hidden']} units, {classify.setting_of(settings, DEFAULTS, PAPER)}; {min(part, test):,} of "
-            f"{test:,} test reviews")
+    return (f"IMDB, {settings['hidden']} units, {classify.setting_of(settings, DEFAULTS, PAPER)}; {min(part, test):,} "
+            f"of {test:,} test reviews")
 
 
 def result(run):
@@ -177,7 +177,7 @@ def result(run):
 
 def predict_flags(parser):
     parser.add_argument("text", metavar="TEXT", help="the sentiment of a text, or of each line of a file")
-    parser.add_argument("--checkpoint", metavar="FILE", required=True, help="a checkpoint, or a run's folder (its last)")
+    parser.add_argument("--checkpoint", metavar="FILE", required=True, help="a checkpoint, or a run's folder: its last")
     parser.add_argument("--max-length", type=whole(0), help="words that are read at most; 0: all (default: the run's)")
 
 
@@ -230,14 +230,8 @@ def predict(settings):
         logits = model(*to_device(padded([ids]), device))
         p = asnumpy(softmax.forward(logits)[0])[0]
         known = (ids > 1).mean()
-        print(f"{SENTIMENTS[int(p.argmax())]} {p.max():.3f}   {shortened(text)}"
+        print(f"{SENTIMENTS[int(p.argmax())]} {p.max():.3f}   {textwrap.shorten(text, 70)}"
               + ("" if known > 0.5 else f"   (only {known:.0%} of its words are known)"), flush=True)
-
-
-def shortened(text, width=70):
-    """The text in one line, cut where it is long."""
-    line = " ".join(text.split())
-    return line if len(line) <= width else f"{line[:width - 3]}..."
 
 
 TASK = frame.Task(
@@ -251,8 +245,8 @@ TASK = frame.Task(
     result=result, summary=lambda run, result: classify.summary_of(run, result, METRIC),
     figures=classify.draw_attention,
     shown=frame.Shown(columns=classify.columns(METRIC), note="on all test reviews", in_label=("window",)),
-    commands={"predict": frame.Command("Print the sentiment of a text, or of each line of a file, with its probability.",
-                                       predict_flags, predict)})
+    commands={"predict": frame.Command("Print the sentiment of a text, or of each line of a file.", predict_flags,
+                                       predict)})
 
 if __name__ == "__main__":
     sys.exit(frame.run(TASK))

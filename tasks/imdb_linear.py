@@ -112,7 +112,7 @@ def best_epochs(rows, labels, seed, **settings):
 
 # ---- the command -----------------------------------------------------------------------------------------
 
-DEFAULTS = {**SHARED_DEFAULTS, "data": None, "lr": None, "vocab": imdb.DEFAULTS["vocab"], "train_size": 0, "test_size": 0}
+DEFAULTS = {**SHARED_DEFAULTS, "data": None, "lr": None, "vocab": 10_000, "train_size": 0, "test_size": 0}
 
 
 def parser():
@@ -121,7 +121,7 @@ def parser():
     parser.add_argument("--data", metavar="PATH", help=imdb.READS)
     parser.add_argument("--seed", type=whole(0), help="default 0")
     parser.add_argument("--epochs", type=number(0, open_low=True), help="passes over the training reviews")
-    parser.add_argument("--lr", type=number(0), help=f"learning rate (default {LR['bow']} for bow, {LR['lsa']} for lsa)")
+    parser.add_argument("--lr", type=number(0), help=f"learning rate (default: bow {LR['bow']}, lsa {LR['lsa']})")
     parser.add_argument("--vocab", type=whole(1), help="most frequent words that are known (default 10,000)")
     parser.add_argument("--train-size", type=whole(0), help="reviews to train on, at random; 0: all (default)")
     parser.add_argument("--test-size", type=whole(0), help="reviews to test on, at random; 0: all (default)")

@@ -15,7 +15,8 @@ Data: --data, else $MINIGRAD_DATA, else ~/.cache/minigrad: the four official fil
 there or one folder below; fetched where they are missing, and checked.
 
 Stated in the paper: 784 steps, 256 units, batches of 50, RMSprop. The rest is chosen: --paper takes RMSprop as in Keras
-(lr 1e-3, rho 0.9; --optimizer rmsprop-centred is the deeplearning.net tutorial's), forget bias 0, K = 10, no clipping, 30 epochs.
+(lr 1e-3, rho 0.9; --optimizer rmsprop-centred is the deeplearning.net tutorial's), forget bias 0, K = 10, no clipping,
+30 epochs.
 Defaults: 128 units, Adam 1e-3, global norm clipped at 1, forget bias 1, K = 10, 2 epochs.
 
 Expect: with --rows a test accuracy of 97 % after two epochs. A run folder (runs/pixel_mnist/TIME) with config.json,
@@ -55,7 +56,7 @@ def flags(group):
     classify.add_flags(group, DEFAULTS)
     group.add_argument("--permuted", action="store_true", default=None, help="the pixels in one fixed random order")
     group.add_argument("--permutation-seed", type=whole(0), help="of that order (default 0)")
-    group.add_argument("--permutation", metavar="FILE", help="an order that a run has kept, instead of one from the seed")
+    group.add_argument("--permutation", metavar="FILE", help="an order that a run has kept, not one from the seed")
     group.add_argument("--rows", action="store_true", default=None, help="28 steps of 28 pixels: quick, another task")
     group.add_argument("--stride", type=whole(1), help="each step the mean of STRIDE x STRIDE pixels: another task")
     group.add_argument("--dropout", type=number(0, below=1), help="of the last output (default 0)")

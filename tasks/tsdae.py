@@ -151,20 +151,6 @@ def trainer(settings, corpus, model):
 
 # ---- evaluation ------------------------------------------------------------------------------------------
 
-def rebuilding_losses(model, batches, device):
-    """(loss, the same with each sentence's embedding given to another): what the decoder uses of the embedding."""
-    totals, count = np.zeros(2), 0
-    for batch in batches:
-        noisy, noisy_mask, clean, clean_mask = to_device(batch, device)
-        s, targets = model.encoder(noisy, noisy_mask), model.targets(clean, clean_mask)
-        shifted = s[np.roll(np.arange(len(s)), 1).tolist()]
-        for n, embedding in enumerate((s, shifted)):
-            logits = model.decoder(clean[:, :-1], embedding, clean_mask[:, 1:])
-            totals[n] += float(softmax_cross_entropy.forward(logits, targets)[0]) * len(targets)
-        count += len(targets)
-    return (totals / count).tolist()
-
-
 def encode(model, sentences):
     """model.encode, silent about cutting: in an evaluation it is known."""
     with warnings.catch_warnings():
@@ -181,7 +167,7 @@ def evaluation(settings, corpus, device):
             figures = tsdae_score.figures_of(lambda sentences: encode(model, sentences), corpus.sts["dev"])
         else:
             figures = {"uniformity": tsdae_score.uniformity(encode(model, corpus.held_out))}
-        loss, shuffled = rebuilding_losses(model, batches, device)
+        loss, shuffled = tsdae_score.rebuilding_losses(model, batches, device)
         return {**figures, "held_out_loss": loss, "held_out_loss_shuffled": shuffled}
     return evaluate
 
@@ -194,11 +180,11 @@ def result(run):
     trained = lambda sentences: encode(model, sentences)
     last = tsdae_score.both(trained, corpus.sts)
     load_model(model, trainer.out / "best.safetensors")
-    loss, shuffled = rebuilding_losses(model, held_out_batches(settings, corpus), run.device)
+    loss, shuffled = tsdae_score.rebuilding_losses(model, held_out_batches(settings, corpus), run.device)
     found = {"corpus": corpus.record, "held_out_loss": loss, "held_out_loss_shuffled": shuffled,
              "last_loss": trainer.log.column("held_out_loss")[-1][1],
              "sentences_per_second": round(trainer.step * settings["batch_size"] / max(trainer.seconds, 1e-9)),
-             "clipped": clipped_share(trainer.log, settings), "rebuilt": rebuilt(run)}
+             "rebuilt": rebuilt(run)}
     if corpus.sts:
         untrained = build(settings, corpus).to_device(run.device)
         E = asnumpy(model.encoder.words.embedding.W.value)
@@ -206,14 +192,6 @@ def result(run):
         found["scores"] = {**scores, LAST: last}
         tsdae_figures.draw_scores(found["scores"], corpus.sts["test"].name, trainer.out)
     return found
-
-
-def clipped_share(log, settings):
-    """The share of the log's rows whose gradient norm was above --clip-norm (None: no clipping)."""
-    norms = [norm for _, norm in log.column("grad_norm")]
-    if not settings["clip_norm"] or not norms:
-        return None
-    return round(sum(norm > settings["clip_norm"] for norm in norms) / len(norms), 3)
 
 
 def rebuilt(run):
@@ -251,8 +229,9 @@ def score_cell(name, part):
 TASK = frame.Task(
     name="tsdae", description=__doc__, defaults=DEFAULTS, flags=flags, check=check,
     reads="a text, one sentence a line, or a folder with the data (default $MINIGRAD_DATA, then ~/.cache/minigrad)",
-    label=tsdae_figures.title_of, data=open_corpus, describe=describe, model=build, batches=batches, optimizer=optimizer,
-    step=forward_backward, evaluation=evaluation, trainer=trainer, curve=curve, result=result, summary=summary,
+    label=tsdae_figures.title_of, data=open_corpus, describe=describe, model=build, batches=batches,
+    optimizer=optimizer, step=forward_backward, evaluation=evaluation, trainer=trainer, curve=curve,
+    result=result, summary=summary,
     figures=lambda run: tsdae_figures.of_run(run.settings, run.trainer.log, run.trainer.out),
     shown=frame.Shown(in_label=("sts", "noise", "ratio", "pooling", "no_tie"), columns={
         "dev": score_cell("TSDAE", "dev"), "test": score_cell("TSDAE", "test"),

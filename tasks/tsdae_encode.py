@@ -17,7 +17,7 @@ from tasks.frame import Command, UsageError, device_of, say, whole
 
 def flags(parser):
     parser.add_argument("file", metavar="FILE", help="a text, one sentence a line")
-    parser.add_argument("--checkpoint", metavar="FILE", required=True, help="a checkpoint, or a run's folder (its best)")
+    parser.add_argument("--checkpoint", metavar="FILE", required=True, help="a checkpoint, or a run's folder: its best")
     parser.add_argument("--out", metavar="FILE.npy", help="write the vectors there")
     parser.add_argument("--nearest", metavar="TEXT", help="print the lines that are nearest to this sentence")
     parser.add_argument("--top", type=whole(1), help="how many of them (default 10)")
@@ -27,8 +27,8 @@ def read_all(path):
     """[str]: every line of a file, so that row n is line n. Raises DataError for an empty one, naming it."""
     lines = read_lines(path)
     if "" in lines:
-        raise DataError(f"{path}, line {lines.index('') + 1}: empty; expected a sentence on every line, for each gets a "
-                        "vector")
+        raise DataError(f"{path}, line {lines.index('') + 1}: empty; expected a sentence on every line: each gets "
+                        "a vector")
     return lines
 
 

@@ -7,7 +7,9 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.stats import pearsonr, spearmanr
 
+from minigrad.backend import to_device
 from minigrad.data.sentences import words_of
+from minigrad.losses import softmax_cross_entropy
 
 FITTED_ON = 5000                # training sentences that whitening and uniformity look at, at most
 POSITIVE = 4.0                  # a pair with this gold score or a higher one says the same (alignment)
@@ -47,7 +49,7 @@ def both(embed, sts):
 
 
 def figures_of(embed, pairs):
-    """What an evaluation says of a model: {dev_spearman, dev_pearson, alignment (where pairs say the same), uniformity}."""
+    """What an evaluation says of a model: dev_spearman, dev_pearson, alignment (if pairs say the same), uniformity."""
     n = len(pairs.scores)
     vectors = embed(pairs.first + pairs.second)
     first, second = vectors[:n], vectors[n:]
@@ -73,6 +75,20 @@ def uniformity(vectors):
     squares = np.maximum(2 - 2 * (f @ f.T), 0)
     n = len(f)
     return math.log(max((np.exp(-2 * squares).sum() - n) / (n * (n - 1)), 1e-300))
+
+
+def rebuilding_losses(model, batches, device):
+    """(loss, the same with each sentence's embedding given to another): what the decoder uses of the embedding."""
+    totals, count = np.zeros(2), 0
+    for batch in batches:
+        noisy, noisy_mask, clean, clean_mask = to_device(batch, device)
+        s, targets = model.encoder(noisy, noisy_mask), model.targets(clean, clean_mask)
+        shifted = s[np.roll(np.arange(len(s)), 1).tolist()]
+        for n, embedding in enumerate((s, shifted)):
+            logits = model.decoder(clean[:, :-1], embedding, clean_mask[:, 1:])
+            totals[n] += float(softmax_cross_entropy.forward(logits, targets)[0]) * len(targets)
+        count += len(targets)
+    return (totals / count).tolist()
 
 
 # ---- whitening -------------------------------------------------------------------------------------------

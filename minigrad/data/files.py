@@ -122,7 +122,7 @@ def read_unpacked(path):
 
 
 def read_lines(path):
-    """[str]: the lines of a UTF-8 file, without the spaces around them; see `unpacked`. Raises DataError, naming the line."""
+    """[str]: the stripped lines of a UTF-8 file; see `unpacked`. Raises DataError, naming the line."""
     lines = []
     for n, line in enumerate(read_unpacked(path).removesuffix(b"\n").split(b"\n"), 1):
         try:

@@ -72,9 +72,9 @@ class LengthBatches(Epochs):
     longest    words of a review at most: of a longer one the first `longest` are kept; None: all are.
                `cut` says how many reviews that shortens
 
-    L is that of the batch's longest review; the others are padded with [PAD] and False. An epoch meets every review once,
-    but for a rest smaller than a batch, in the order of `order_by_length`, which is a function of (seed, epoch): what
-    step s gives depends on (seed, s) alone, and a resumed run goes on exactly.
+    L is that of the batch's longest review; the others are padded with [PAD] and False. An epoch meets every review
+    once, but for a rest smaller than a batch, in the order of `order_by_length`, which is a function of (seed, epoch):
+    what step s gives depends on (seed, s) alone, and a resumed run goes on exactly.
 
     Raises ValueError for fewer reviews than a batch has, and for an empty one.
     """

@@ -159,7 +159,7 @@ class Trainer:
         reason = stop(self.log) if stop else None
         saved = self.step
         try:
-            with _StopSignals(self._on_signal), np.errstate(all="ignore"):                 # non-finite values are looked for below
+            with _StopSignals(self._on_signal), np.errstate(all="ignore"):   # non-finite values are looked for below
                 while self._continues(steps, reason):
                     if self.step < steps:
                         self._one_step()
@@ -172,8 +172,8 @@ class Trainer:
         finally:
             progress.close()
         if self._interrupted:
-            raise Interrupted(f"stopped at step {self.step} of {steps}; the state is saved in {self.out}: continue with "
-                              f"--resume {self.out}")
+            raise Interrupted(f"stopped at step {self.step} of {steps}; the state is saved in {self.out}: continue "
+                              f"with --resume {self.out}")
         return reason
 
     def _continues(self, steps, reason):

@@ -1,7 +1,7 @@
 """What the tasks that classify share: a step, the evaluation, the attention weights' figure.
 
-A curve needs many evaluations and the whole test set takes long: so each evaluation takes a fixed random part of it, and
-the end of every epoch, and of the run, the whole.
+A curve needs many evaluations and the whole test set takes long: so each evaluation takes a fixed random part of it,
+and the end of every epoch, and of the run, the whole.
 """
 
 from minigrad.backend import asnumpy, to_device

@@ -49,6 +49,17 @@ def draw_series(task, settings, logs, data, out, more=None):
                 y_label=curve.y_label, horizontal=horizontal)
 
 
+def mean_between(log, column, evaluations):
+    """[(step, mean)] of a column at the rows where `evaluations`, another one, has a value: the mean since the last."""
+    points, values = [], []
+    for row in log.rows:
+        values += [] if row[column] is None else [row[column]]
+        if row["step"] and row[evaluations] is not None:
+            points.append((row["step"], sum(values) / len(values)))
+            values = []
+    return points
+
+
 def draw_norm(run, title):
     """grad_norm.png: the gradient's norm over the iterations, and where it is clipped."""
     clip = run.settings["clip_norm"]

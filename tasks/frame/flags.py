@@ -103,7 +103,7 @@ def parser_of(task):
     if "weight_decay" in task.defaults:
         own.add_argument("--weight-decay", type=number(0), help=f"default {task.defaults['weight_decay']}")
     if "schedule" in task.defaults:
-        own.add_argument("--schedule", choices=["cosine", "constant"], help="of the learning rate (default cosine, to 0)")
+        own.add_argument("--schedule", choices=["cosine", "constant"], help="of the lr (default cosine, to 0)")
         own.add_argument("--warmup", type=whole(0), help="steps of growing learning rate (default 1/20 of all)")
     task.flags(own)
     return parser
@@ -133,7 +133,8 @@ def refuse(task, given):
     if "steps" in given and "epochs" in given:
         raise UsageError("--steps and --epochs were both given; expected one of them")
     if task.variants and task.variant in given and "compare" in given:
-        raise UsageError(f"--compare has no meaning with --{task.variant} {given[task.variant]}; expected one of the two")
+        raise UsageError(f"--compare has no meaning with --{task.variant} {given[task.variant]}; expected one of "
+                         "the two")
     if not task.variants or "resume" in given or ("compare" in given and task.plan):     # a plan may need any of them
         return
     chosen = variants_of(task, {**task.defaults, **given})
@@ -144,7 +145,7 @@ def refuse(task, given):
 
 
 def defaults_of(task, given):
-    """The task's defaults, or the paper's; where another optimizer is given, with that one's own lr, eps, weight decay."""
+    """The task's defaults, or the paper's; another optimizer that is given has its own lr, eps and weight decay."""
     defaults = {**SHARED_DEFAULTS, "compare": None, "paper": False, "data": None, **task.defaults}
     for key, there in (("compare", task.variants), ("paper", task.paper is not None), ("data", task.reads)):
         if not there:

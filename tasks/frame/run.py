@@ -25,7 +25,6 @@ from tasks.frame.figures import Curve, draw_comparison, draw_curve
 from tasks.frame.flags import (
     OneLineParser,
     clip_settings,
-    given_on,
     make_optimizer,
     schedule_of,
     settings_of,
@@ -34,7 +33,6 @@ from tasks.frame.flags import (
     whole,
 )
 from tasks.frame.run_folder import UsageError, note_resumed, open_run_folder, read_config, write_config, write_json
-
 
 # ---- what a task says of itself --------------------------------------------------------------------------
 
@@ -60,9 +58,9 @@ class Shown(NamedTuple):
     """How the runs of a task that are kept in docs/results are shown; `kept` is one's JSON (see results.py)."""
 
     columns: dict | None = None         # {header: cell(kept) -> str} of the table; None: the curve's metric
+    what: bool = True                   # with a column that says what differs from the defaults
     note: str = ""                      # below the table
     in_label: tuple = ()                # settings that the variant's label has already
-    first: Callable | None = None       # first(settings) -> what a run is, before what differs from the defaults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +72,7 @@ class Task:
 
     name: str                   # of its script, tasks/NAME.py, and of its folder runs/NAME
     description: str            # its --help: what it is, how to run it, what to expect
-    defaults: dict              # {setting: value}: batch_size, optimizer, lr, eval_every, steps or epochs; its own flags'
+    defaults: dict              # {setting: value}: batch_size, optimizer, lr, eval_every, steps or epochs; its flags'
     model: Callable             # model(settings, data) -> a Layer, on the CPU
     batches: Callable           # batches(settings, data) -> what Trainer takes
     step: Callable              # step(model, batch, rng) -> loss: one forward and backward
@@ -94,14 +92,14 @@ class Task:
     describe: Callable = lambda settings, data: ""               # lines about the data, printed at the beginning
     optimizer: Callable = lambda settings, model: make_optimizer(settings, model.parameters())
     trainer: Callable = lambda settings, data, model: {}         # further keywords of Trainer
-    started: Callable = lambda settings, data, out: None         # once the folder is there: keep what belongs to the run
+    started: Callable = lambda settings, data, out: None         # once the folder is there: keep what belongs to it
     resumed: Callable = lambda run: None                         # raises UsageError where a resumed run cannot continue
     stop: Callable = lambda run: None                            # after an evaluation: a reason to end, or None
     result: Callable = lambda run: {}                            # its own part of result.json
     summary: Callable | None = None                              # summary(run, result) -> what is printed at the end
     figures: Callable = lambda run: None                         # figures besides the curve's
-    compare: Callable = lambda settings, runs, out: None         # [(settings, log)] -> figures of a comparison besides the curve's
-    shown: Shown = Shown()                                       # how kept runs are shown
+    compare: Callable = lambda settings, runs, out: None         # runs: [(settings, log)]; further figures
+    shown: Shown = field(default_factory=Shown)                  # how kept runs are shown
     out_of_memory: Callable = lambda settings, data: ""          # what to do then, added to the error
     commands: dict = field(default_factory=dict)                 # {name: Command}
 
@@ -153,7 +151,7 @@ def main(task, argv):
 
 
 def planned(task, settings, data):
-    """([settings of each model to train], steps). Raises ValueError where something does not fit: nothing is written."""
+    """([settings of each model to train], steps). Raises ValueError where something does not fit."""
     if task.plan:
         plan = task.plan(settings, data)
     else:
@@ -334,7 +332,8 @@ def device_of(settings):
     except DeviceError as error:
         if not settings.get("resume"):
             raise
-        raise DeviceError(f"{error}; with --device cpu the run in {settings['resume']} continues without one") from error
+        sentence = f"{error}; with --device cpu the run in {settings['resume']} continues without one"
+        raise DeviceError(sentence) from error
     if device == "gpu":
         kernels.available()                         # raises where their switch says neither yes nor no
     if (settings["device"], device) == ("auto", "cpu") and not settings.get("quiet"):
