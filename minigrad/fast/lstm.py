@@ -1,4 +1,4 @@
-"""The fast time loop of LSTM and RRALSTM; their equations stand plainly in lstm.py and rra.py.
+"""The fast time loop of LSTM and RRALSTM. Their equations: `cell` in minigrad/layers/lstm.py and rra.py.
 
 Both cells are
 
@@ -9,15 +9,15 @@ Both cells are
 
 What makes it fast, and what the names of the arrays carry (docs/derivations/rra.md, section 4; docs/results/speed.md):
 
-* time first and gates first: `gates` is (4, T, B, h), so that i, f, o, g of a step are contiguous blocks, and the four
-  (h, h) blocks of U are one batched product;
+* gates and time are the first axes: `gates` is (4, T, B, h), so that i, f, o, g of a step are contiguous blocks, and
+  the four (h, h) blocks of U are one batched product;
 * sigma(z) = (1 + tanh(z/2)) / 2: one tanh serves all four gates, with the 1/2 folded into copies of W, U, b;
 * the input product is one product, outside the loop;
 * `hs` holds the past before the sequence and the sequence in one array: row P + t is h_t. So the window of step t is a
   slice, never a copy, and its weighted sum is one vector-matrix product;
 * the gradients of the weights are taken a block of steps at a time, while its dz are in the processor's cache;
-* backward gathers what the window owes h_t from the later ds_t, again one vector-matrix product, where scattering each
-  ds_t into K earlier states would be K additions.
+* backward gathers the part of dh_t that comes through the windows from the later ds_t, again one vector-matrix product;
+  scattering each ds_t into K earlier states would be K additions.
 """
 
 from typing import Any, NamedTuple
@@ -30,21 +30,15 @@ from minigrad.packing import Packing, last_states, pack, states_upstream, unpack
 BLOCK = 20                         # steps whose dz are kept until the weights' products take them
 
 
-class LoopCache(NamedTuple):
+class LSTMCache(NamedTuple):
     """What backward reads. T steps, P rows of past; everything time first."""
 
-    x1: Any         # (T, B, d+1)   x_t and a one, the bias' input
+    x1: Any         # (T, B, d+1)   [x_t, 1]
     gates: Any      # (4, T, B, h)  i, f, o, g
     hs: Any         # (P+T, B, h)   row P + t is h_t
     cs: Any         # (T+1, B, h)   row t + 1 is c_t
     q: Any          # (T, B, h)     tanh(c_t + a_t)
     packing: Packing | None
-
-    @property
-    def y_shape(self):
-        """(B, L, h)."""
-        T, B, h = self.q.shape
-        return B, T, h
 
 
 # ---- forward ---------------------------------------------------------------------------------------------
@@ -53,24 +47,23 @@ class LoopCache(NamedTuple):
 def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
     """Run the cell over a sequence.
 
-    x (B, L, d); past (B, P, h), oldest first, or None for zeros (P = max(1, K+offset-1)); c (B, h) or None;
-    mask (B, L) or None; w_hat (K,) normalised, w_hat[0] weighing the newest state of the window, or None for K = 0.
-    Returns y (B, L, h), past and c after the last real step, cache.
+    x (B, L, d); past (B, P, h), oldest first (P = max(1, K+offset-1)); c (B, h); mask (B, L) or None; w_hat (K,)
+    normalised, w_hat[0] weighing the newest state of the window, or None for K = 0. The weights' dtype is that of x and
+    the Parameters together. Returns y (B, L, h), past and c after the last real step, cache.
     """
     xp = array_module(x=x, past=past, c=c, mask=mask, W=W)
     if fused := kernels.of(xp):
         return fused.loop_forward(x, past, c, mask, W, U, b, w_hat, offset)
-    packing, dtype = Packing.of(mask), xp.result_type(x.dtype, W.dtype)
+    packing, dtype = Packing.of(mask), W.dtype
     (B, T, _), h, K = x.shape, U.shape[0], 0 if w_hat is None else len(w_hat)
     P = max(1, K + offset - 1)
 
-    x1, gates = _input_product(pack(x, packing), W.astype(dtype, copy=False), b)
-    U_half = _blocks(U.astype(dtype, copy=False), 0.5)                       # (4, h, h)
+    x1, gates = _input_product(pack(x, packing), W, b)
+    U_half = _blocks(U, 0.5)                                                 # (4, h, h)
     hs, cs, q = (empty(shape, dtype, xp) for shape in [(P + T, B, h), (T + 1, B, h), (T, B, h)])
-    hs[:P] = 0 if past is None else past.transpose(1, 0, 2)
-    cs[0] = 0 if c is None else c
+    hs[:P], cs[0] = past.transpose(1, 0, 2), c
     if K:
-        oldest_first = xp.ascontiguousarray(w_hat[None, ::-1]).astype(dtype, copy=False)   # (1, K)
+        oldest_first = xp.ascontiguousarray(w_hat[None, ::-1])               # (1, K)
     flat_hs = hs.reshape(P + T, B * h)
     z, ig, a = (empty(shape, dtype, xp) for shape in [(4, B, h), (B, h), (1, B * h)])
 
@@ -97,7 +90,7 @@ def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
 
     y = unpack(hs[P:].transpose(1, 0, 2), packing)
     last_c = cs[T].copy() if packing is None else cs[packing.lengths, xp.arange(B)]
-    return y, last_states(hs, P, packing), last_c, LoopCache(x1, gates, hs, cs, q, packing)
+    return y, last_states(hs, P, packing), last_c, LSTMCache(x1, gates, hs, cs, q, packing)
 
 
 def _blocks(weights, scale):
@@ -110,7 +103,7 @@ def _blocks(weights, scale):
 
 
 def _input_product(x, W, b):
-    """x1 (T, B, d+1), the input with a one behind it, and x W + b as (4, T, B, h), halved for i, f, o."""
+    """x1 (T, B, d+1), [x_t, 1], and x W + b as (4, T, B, h), halved for i, f, o."""
     xp, dtype, (B, T, d), h = array_module(x), W.dtype, x.shape, W.shape[1] // 4
     x1, W1 = empty((T, B, d + 1), dtype, xp), empty((d + 1, 4 * h), dtype, xp)
     x1[..., :d], x1[..., d] = x.transpose(1, 0, 2), 1
@@ -141,18 +134,18 @@ def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
     P, K, d = len(hs) - T, 0 if w_hat is None else len(w_hat), W.shape[0]
 
     dhs, dcs = _upstream(dy, dpast, dc, cache)                               # (P+T, B, h), (T+1 or 1, B, h)
-    U_T, W_T = _transposed_blocks(U, dtype), _transposed_blocks(W, dtype)    # (4, h, h), (4, h, d)
+    U_T, W_T = _transposed_blocks(U), _transposed_blocks(W)                  # (4, h, h), (4, h, d)
     dUW1, dx = zeros((4, h + d + 1, h), dtype, xp), empty((T, B, d), dtype, xp)
     dz, ds = empty((4, BLOCK, B, h), dtype, xp), empty((T + K + offset - 1, B, h), dtype, xp)
-    ds[T:] = 0                                                               # there are no steps behind the last
+    ds[T:] = 0                                                               # there are no steps after the last
     flat_ds, flat_hs = ds.reshape(len(ds), B * h), hs.reshape(P + T, B * h)
     if K:
-        newest_first = xp.ascontiguousarray(w_hat[None]).astype(dtype, copy=False)   # (1, K)
+        newest_first = xp.ascontiguousarray(w_hat[None])                     # (1, K)
         dw_hat = zeros((K, 1), dtype, xp)                                    # oldest first, as the window's rows
     dz_U, u = empty((4, B, h), dtype, xp), empty((B, h), dtype, xp)
 
     def add_recurrent(t, dh):
-        """dh += what step t owes h_{t-1}: dz_t U^T, the four gates added up."""
+        """dh, of h_{t-1}, += dz_t U^T, the four gates added up."""
         xp.matmul(dz[:, t % BLOCK], U_T, out=dz_U)
         xp.add.reduce(dz_U, axis=0, out=u)
         dh += u
@@ -228,7 +221,7 @@ def _upstream(dy, dpast, dc, cache):
 
 
 def _add_window_to_past(dhs_past, flat_ds, newest_first, offset):
-    """dhs_past (P, B, h) += what the windows of the first steps owe the states before the sequence.
+    """dhs_past (P, B, h) += the gradient of the states before the sequence through the windows of the first steps.
 
     Row j stands for time j - P; the first step whose window holds it is t = j - P + offset, if there is such a step.
     """
@@ -240,10 +233,10 @@ def _add_window_to_past(dhs_past, flat_ds, newest_first, offset):
         dhs_past[j] += (weights @ flat_ds[steps]).reshape(dhs_past[j].shape)
 
 
-def _transposed_blocks(weights, dtype):
+def _transposed_blocks(weights):
     """(d_in, 4h) as four contiguous blocks (4, h, d_in)."""
     d_in, h = weights.shape[0], weights.shape[1] // 4
-    blocks = empty((4, h, d_in), dtype, array_module(weights))
+    blocks = empty((4, h, d_in), weights.dtype, array_module(weights))
     blocks[...] = weights.reshape(d_in, 4, h).transpose(1, 2, 0)
     return blocks
 

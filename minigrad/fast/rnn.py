@@ -1,14 +1,14 @@
-"""The fast time loop of RNN and IRNN; their equations stand plainly in rnn.py.
+"""The fast time loop of RNN and IRNN. Their equations: `cell` in minigrad/layers/rnn.py.
 
 Every form is
 
     m_t = f(x_t W + h_{t-1} U + b)          f: tanh or relu
     h_t = m_t + F                           F: nothing, h_{t-k}, h_{t-k} W_f, or sum_i w_hat[i-1] h_{t-i-1}
 
-What makes it fast (docs/derivations/rnn.md, section 6): time first; the input product is one product before the loop
-and each weight's gradient one product behind it, so that a step is left with one; `hs` holds the past before the
-sequence and the sequence in one array, row P + t being h_t, so that a shortcut reads rows of it and a window is a
-slice, never a copy. Without F the activations are written straight into hs, and dz over dh.
+What makes it fast (docs/derivations/rnn.md, section 6): time is the first axis; the input product is one product before
+the loop and each weight's gradient one product after it, so that one product is left in a step; `hs` holds the past
+before the sequence and the sequence in one array, row P + t being h_t, so that a shortcut reads rows of it and a window
+is a slice, never a copy. Without F the activations are written straight into hs, and dz over dh.
 """
 
 from typing import Any, NamedTuple
@@ -18,19 +18,13 @@ from minigrad.memory import empty, matmul, zeros
 from minigrad.packing import Packing, last_states, pack, states_upstream, unpack
 
 
-class LoopCache(NamedTuple):
+class RNNCache(NamedTuple):
     """What backward reads. T steps, P rows of past; everything time first."""
 
-    x1: Any         # (T, B, d+1)   x_t and a one, the bias' input
+    x1: Any         # (T, B, d+1)   [x_t, 1]
     m: Any          # (T, B, h)     f(.); the same memory as the rows of hs where there is no F
     hs: Any         # (P+T, B, h)   row P + t is h_t
     packing: Packing | None
-
-    @property
-    def y_shape(self):
-        """(B, L, h)."""
-        T, B, h = self.m.shape
-        return B, T, h
 
 
 # ---- f ---------------------------------------------------------------------------------------------------
@@ -66,8 +60,9 @@ class Relu:
 
 
 # ---- F ---------------------------------------------------------------------------------------------------
-# read    F for the state of a row of hs
-# owed    what the F of later states give the state of a row of dhs back, or None; P rows of past have no F
+# forward    F of the state in a row of hs
+# backward   the gradient that the state in a row of dhs gets through the F of later states, or None; the first P rows,
+#            the past, have no F
 # Both may write into `out` (B, h) and return it.
 
 
@@ -77,11 +72,11 @@ class Lag:
     def __init__(self, k, W_f=None):
         self.k, self.W_f = k, W_f
 
-    def read(self, hs, row, out):
+    def forward(self, hs, row, out):
         h = hs[row - self.k]
         return h if self.W_f is None else array_module(h).matmul(h, self.W_f, out=out)
 
-    def owed(self, dhs, row, P, out):
+    def backward(self, dhs, row, P, out):
         """dh_{t+k} W_f^T."""
         if row + self.k >= len(dhs):
             return None
@@ -102,11 +97,11 @@ class Window:
         self.newest_first = xp.ascontiguousarray(w_hat[None])                # (1, k-1)
         self.oldest_first = xp.ascontiguousarray(w_hat[None, ::-1])
 
-    def read(self, hs, row, out):
+    def forward(self, hs, row, out):
         window = hs[row - 1 - self.oldest_first.shape[1]:row - 1]
         return _weighted(self.oldest_first, window, out)
 
-    def owed(self, dhs, row, P, out):
+    def backward(self, dhs, row, P, out):
         """sum_i w_hat[i-1] dh_{t+i+1}, over the steps that there are."""
         first = row + 2
         start, stop = max(first, P), min(first + self.newest_first.shape[1], len(dhs))
@@ -145,19 +140,19 @@ def _rows(states):
 # ---- forward and backward --------------------------------------------------------------------------------
 
 
-def loop_forward(x, past, mask, W, U, b, f, P=1, F=None):
+def loop_forward(x, past, mask, W, U, b, f, F=None):
     """Run a cell over a sequence.
 
-    x (B, L, d); past (B, P, h), oldest first, or None for zeros; mask (B, L) or None; f Tanh or Relu; F None, or a
-    Lag or Window with k = P, its weights in the dtype of the loop.
+    x (B, L, d); past (B, P, h), oldest first, P = 1 without F and k with it; mask (B, L) or None; f Tanh or Relu; F
+    None, a Lag or a Window. The weights' dtype is that of x and the Parameters together.
     Returns y (B, L, h), the past after the last real step (B, P, h), cache.
     """
     xp = array_module(x=x, past=past, mask=mask, W=W)
-    packing, dtype = Packing.of(mask), xp.result_type(x.dtype, W.dtype)
-    (B, T, _), h, U = x.shape, U.shape[0], U.astype(dtype, copy=False)
+    packing, dtype = Packing.of(mask), W.dtype
+    (B, T, _), (_, P, h) = x.shape, past.shape
     hs, u = empty((P + T, B, h), dtype, xp), empty((B, h), dtype, xp)
     f = f(u)
-    hs[:P] = 0 if past is None else past.transpose(1, 0, 2)
+    hs[:P] = past.transpose(1, 0, 2)
     m = hs[P:] if F is None else empty((T, B, h), dtype, xp)
     x1 = _input_product(pack(x, packing), W, b, m)
     real = None if packing is None else (xp.arange(T)[:, None] < packing.lengths)[:, :, None]          # (T, B, 1)
@@ -168,16 +163,16 @@ def loop_forward(x, past, mask, W, U, b, f, P=1, F=None):
         xp.add(m_t, u, out=m_t)
         f.forward(m_t)
         if F is not None:
-            xp.add(m_t, F.read(hs, row, u), out=hs[row])
+            xp.add(m_t, F.forward(hs, row, u), out=hs[row])
         if real is not None:
-            hs[row] *= real[t]                           # relu and F can grow without end: not behind the real steps
+            hs[row] *= real[t]                           # relu and F can grow without end: stop at the last real step
 
     y = unpack(hs[P:].transpose(1, 0, 2), packing)
-    return y, last_states(hs, P, packing), LoopCache(x1, m, hs, packing)
+    return y, last_states(hs, P, packing), RNNCache(x1, m, hs, packing)
 
 
 def _input_product(x, W, b, out):
-    """x1 (T, B, d+1), the input with a one behind it; x W + b into out (T, B, h)."""
+    """x1 (T, B, d+1), [x_t, 1]; x W + b into out (T, B, h)."""
     xp, (B, T, d) = array_module(x), x.shape
     x1, W1 = empty((T, B, d + 1), out.dtype, xp), empty((d + 1, len(b)), out.dtype, xp)
     x1[..., :d], x1[..., d] = x.transpose(1, 0, 2), 1
@@ -191,7 +186,7 @@ def loop_backward(dy, dpast, cache, W, U, f, F=None):
 
     With G_t the gradient that reaches h_t from outside,
 
-        dh_t = G_t + dz_{t+1} U^T + what F of later steps owes h_t;     dm_t = dh_t;     dz_t = dm_t f'(z_t)
+        dh_t = G_t + dz_{t+1} U^T + what comes through the F of later steps;     dm_t = dh_t;     dz_t = dm_t f'(z_t)
 
     Returns dx, dpast0, dW, dU, db, and the gradient of F's weights (None where it has none).
     """
@@ -201,22 +196,22 @@ def loop_backward(dy, dpast, cache, W, U, f, F=None):
     dhs, u = states_upstream(dy, dpast, hs, P, packing), empty((B, h), dtype, xp)
     f = f(u)
     dz = dhs[P:] if F is None else empty((T, B, h), dtype, xp)
-    U_T = xp.ascontiguousarray(U.T).astype(dtype, copy=False)
+    U_T = xp.ascontiguousarray(U.T)
 
     for row in range(P + T - 1, -1, -1):
         dh, t = dhs[row], row - P
         if 0 <= t + 1 < T:
             xp.matmul(dz[t + 1], U_T, out=u)
             xp.add(dh, u, out=dh)
-        owed = None if F is None else F.owed(dhs, row, P, u)
-        if owed is not None:
-            xp.add(dh, owed, out=dh)
+        through_F = None if F is None else F.backward(dhs, row, P, u)
+        if through_F is not None:
+            xp.add(dh, through_F, out=dh)
         if t >= 0:
             f.backward(dh, m[t], dh if F is None else dz[t])     # one view: CuPy copies what shares memory with out
 
     dU = _rows(hs[P - 1:P - 1 + T]).T @ _rows(dz)
     dW1 = _rows(x1).T @ _rows(dz)
     dF = None if F is None else F.weight_gradient(hs, dhs)
-    dx = matmul(dz, W.T.astype(dtype, copy=False))
+    dx = matmul(dz, W.T)
     dpast0 = dhs[:P].transpose(1, 0, 2).copy()                               # not a view that keeps all of dhs
     return unpack(dx.transpose(1, 0, 2), packing), dpast0, dW1[:d], dU, dW1[d], dF

@@ -1,4 +1,4 @@
-"""The fast time loop of RWA; its equations stand plainly in rwa.py.
+"""The fast time loop of RWA. Its equations: `cell` in minigrad/layers/rwa.py.
 
     u_t = x_t W_u + b_u;   g_t = [x_t, h_{t-1}] W_g + b_g;   a_t = [x_t, h_{t-1}] W_a
     z_t = u_t tanh(g_t);   p_t = sigma(a_t - l_{t-1})
@@ -10,7 +10,7 @@ What makes it fast (docs/derivations/rwa.md, section 5):
   (D + e) / max(e, 1) and the next m is max(m, a): one exponential a step and no logarithm;
 * u and the x parts of g and a are one product a block of steps, and so are the weights' gradients, while the block is
   in the processor's cache; the blocks of W_g and W_a for h are one batched product a step;
-* time first, one kind after another: `uqp` is (3, T, B, h), so that what a step reads and writes are contiguous blocks;
+* time is the first axis of each: `uqp` is (3, T, B, h), so that what a step reads and writes are contiguous blocks;
 * m, D and r are overwritten as they move on: forward leaves what backward reads instead, u (1 - tanh^2 g) and
   z_t - r_t. Only under a mask, where samples end at different steps, are they kept.
 """
@@ -25,20 +25,14 @@ from minigrad.packing import Packing, pack, unpack
 BLOCK = 5                          # steps whose u, g, a, or du, dg, da, are made or used up in one product
 
 
-class LoopCache(NamedTuple):
+class RWACache(NamedTuple):
     """What backward reads; everything time first."""
 
-    x1: Any         # (T, B, d+1)   x_t and a one, the bias' input
+    x1: Any         # (T, B, d+1)   [x_t, 1]
     uqp: Any        # (3, T, B, h)  u (1 - q^2), q = tanh g, p
     beyond: Any     # (T, B, h)     z_t - r_t = (1 - p_t) (z_t - r_{t-1})
     hs: Any         # (T+1, B, h)   row t + 1 is h_t
     packing: Packing | None
-
-    @property
-    def y_shape(self):
-        """(B, L, h)."""
-        T, B, h = self.beyond.shape
-        return B, T, h
 
 
 # ---- forward ---------------------------------------------------------------------------------------------
@@ -47,20 +41,21 @@ class LoopCache(NamedTuple):
 def loop_forward(x, h, r, l, mask, W_u, b_u, W_g, b_g, W_a):
     """Run the cell over a sequence.
 
-    x (B, L, d); h (B, h) or (h,); r and l (B, h), or None for 0 and -inf; mask (B, L) or None.
+    x (B, L, d); h, r, l (B, h), l = -inf before the first step; mask (B, L) or None. The weights' dtype is that of x
+    and the Parameters together.
     Returns y (B, L, h), (h, r, l) after each sample's last real step, cache.
     """
     xp = array_module(x=x, h=h, r=r, l=l, mask=mask, W_u=W_u)
-    packing, dtype = Packing.of(mask), xp.result_type(x.dtype, W_u.dtype)
+    packing, dtype = Packing.of(mask), W_u.dtype
     (B, T, d), width = x.shape, W_u.shape[1]
 
-    x1, W1 = empty((T, B, d + 1), dtype, xp), _input_weights(W_u, b_u, W_g, b_g, W_a, dtype)
+    x1, W1 = empty((T, B, d + 1), dtype, xp), _input_weights(W_u, b_u, W_g, b_g, W_a)
     x1[..., :d], x1[..., d] = pack(x, packing).transpose(1, 0, 2), 1
-    U = xp.stack([W_g[d:], W_a[d:]]).astype(dtype, copy=False)               # (2, h, h)
+    U = xp.stack([W_g[d:], W_a[d:]])                                         # (2, h, h)
     uqp, hs, beyond, mDr, ga, limits = (
         empty((*front, B, width), dtype, xp) for front in [(3, T), (T + 1,), (T,), (3,), (2,), (2,)])
     hs[0] = h
-    mDr[0], mDr[1], mDr[2] = -math.inf if l is None else l, 1, 0 if r is None else r
+    mDr[0], mDr[1], mDr[2] = l, 1, r
     limits[0], limits[1] = 0.9 * math.log(xp.finfo(dtype).max), 1            # whole arrays: quicker than numbers
     kept = None if packing is None else empty((T + 1, *mDr.shape), dtype, xp)
     if kept is not None:
@@ -82,7 +77,7 @@ def loop_forward(x, h, r, l, mask, W_u, b_u, W_g, b_g, W_a):
     else:
         ends, sample = packing.lengths, xp.arange(B)
         h, (m, D, r) = hs[ends, sample], (kept[ends, n, sample] for n in range(3))
-    return y, (h, r.copy(), m + xp.log(D)), LoopCache(x1, uqp, beyond, hs, packing)
+    return y, (h, r.copy(), m + xp.log(D)), RWACache(x1, uqp, beyond, hs, packing)
 
 
 def _cell_forward(xp, ga, uqp, z, mDr, h, limits):
@@ -114,10 +109,10 @@ def _cell_forward(xp, ga, uqp, z, mDr, h, limits):
     xp.subtract(z, r, out=z)
 
 
-def _input_weights(W_u, b_u, W_g, b_g, W_a, dtype):
-    """(3, d+1, h): what x_t and a one are multiplied by in u, g and a."""
+def _input_weights(W_u, b_u, W_g, b_g, W_a):
+    """(3, d+1, h): what [x_t, 1] is multiplied by in u, g and a."""
     d, h = W_u.shape
-    W1 = zeros((3, d + 1, h), dtype, array_module(W_u))
+    W1 = zeros((3, d + 1, h), W_u.dtype, array_module(W_u))
     W1[0, :d], W1[1, :d], W1[2, :d] = W_u, W_g[:d], W_a[:d]
     W1[0, d], W1[1, d] = b_u, b_g
     return W1
@@ -143,8 +138,8 @@ def loop_backward(dy, dh, dr, dl, cache, W_u, W_g, W_a):
 
     dys = None if dy is None else pack(dy, packing).transpose(1, 0, 2)
     ends = _ends((dh, dr, dl), cache)                                        # (T+1 or 1, 3, B, h)
-    U_T = _transposed([W_g[d:], W_a[d:]], dtype)                             # (2, h, h)
-    W_T = _transposed([W_u, W_g[:d], W_a[:d]], dtype)                        # (3, h, d)
+    U_T = _transposed([W_g[d:], W_a[d:]])                                    # (2, h, h)
+    W_T = _transposed([W_u, W_g[:d], W_a[:d]])                               # (3, h, d)
     duga, dx = empty((3, BLOCK, B, h), dtype, xp), empty((T, B, d), dtype, xp)
     dU, dW1 = zeros((2, h, h), dtype, xp), zeros((3, d + 1, h), dtype, xp)
     dh_ga, scratch = empty((2, B, h), dtype, xp), empty((3, B, h), dtype, xp)
@@ -202,7 +197,7 @@ def _ends(dstate, cache):
     return ends
 
 
-def _transposed(blocks, dtype):
-    """Contiguous transposes of the blocks, one behind the other."""
+def _transposed(blocks):
+    """Contiguous transposes of the blocks, stacked."""
     xp = array_module(*blocks)
-    return xp.ascontiguousarray(xp.stack(blocks).transpose(0, 2, 1)).astype(dtype, copy=False)
+    return xp.ascontiguousarray(xp.stack(blocks).transpose(0, 2, 1))

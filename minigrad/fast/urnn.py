@@ -1,10 +1,11 @@
-"""The fast time loop of URNN; its equations stand plainly in urnn.py.
+"""The fast time loop of URNN. Its equations: `cell` in minigrad/layers/urnn.py.
 
-Time first, and complex. What makes it fast, and what the arrays carry (docs/derivations/urnn.md, section 4):
+Time is the first axis, and the arrays are complex. What makes it fast, and what the arrays carry
+(docs/derivations/urnn.md, section 4):
 
-* W is applied as the chain that it is, O(h log h) a row; as a matrix it would be O(h^2);
-* of each step the rows behind the reflections are kept, y1 and y2, and no others: a reflection is its own inverse, so
-  that dv follows from y and dy, and each domega from rows that are there anyway;
+* W is applied factor by factor, O(h log h) a row; as a matrix it would be O(h^2);
+* of each step only the results of the two reflections are kept, y1 and y2: a reflection is its own inverse, so that dv
+  follows from y and dy, and each domega from rows that are kept anyway;
 * the sums that are the parameters' gradients are taken a block of steps at a time;
 * V x of all steps is one real product: h complex numbers in memory are 2h real ones, Re and Im in turn.
 """
@@ -32,11 +33,10 @@ class Chain(NamedTuple):
     inverse: Any        # (h,) integer
 
     @classmethod
-    def of(cls, omegas, vs, permutation, B, dtype):
-        """From omega1, omega2, omega3 (h,) and v1, v2 (2h,), computed in `dtype`, a real one."""
+    def of(cls, omegas, vs, permutation, B):
+        """From omega1, omega2, omega3 (h,) and v1, v2 (2h,)."""
         xp = array_module(*omegas, *vs, permutation=permutation)
-        D = tuple(rows_of(xp.exp(1j * omega.astype(dtype, copy=False)), B) for omega in omegas)
-        vs = tuple(joined(v.astype(dtype, copy=False)) for v in vs)
+        D, vs = tuple(rows_of(xp.exp(1j * omega), B) for omega in omegas), tuple(map(joined, vs))
         ws = tuple(2 / (v.real * v.real + v.imag * v.imag).sum() * v.conj() for v in vs)
         return cls(D, tuple(rows.conj() for rows in D), vs, ws, permutation, xp.argsort(permutation))
 
@@ -61,7 +61,7 @@ class Chain(NamedTuple):
         xp.multiply(xp.fft.ifft(out, norm="ortho"), self.conj_D[0], out=out)
 
 
-class LoopCache(NamedTuple):
+class URNNCache(NamedTuple):
     """What backward reads. T steps, everything time first; complex but for xs and r."""
 
     xs: Any         # (T, B, d)
@@ -79,20 +79,20 @@ class LoopCache(NamedTuple):
 def loop_forward(x, h0, mask, weights, permutation):
     """Run the cell over a sequence.
 
-    x (B, L, d); h0 (B, 2h) or (2h,); mask (B, L) or None; weights omega1, omega2, omega3, v1, v2, V, b.
-    Returns y (B, L, 2h), the state after the last real step (B, 2h), cache.
+    x (B, L, d); h0 (B, 2h); mask (B, L) or None; weights V, omega1, omega2, omega3, v1, v2, b, their dtype that of x
+    and the Parameters together. Returns y (B, L, 2h), the state after the last real step (B, 2h), cache.
     """
-    *omegas, v1, v2, V, b = weights
+    V, *omegas, v1, v2, b = weights
     xp = array_module(x=x, state=h0, mask=mask, V=V)
-    packing, dtype = Packing.of(mask), xp.result_type(x.dtype, V.dtype)
+    packing, dtype = Packing.of(mask), V.dtype
     (B, T, d), h, wide = x.shape, len(b), complex_dtype(dtype)
-    chain, b = Chain.of(omegas, (v1, v2), permutation, B, dtype), rows_of(b.astype(dtype, copy=False), B)
+    chain, b = Chain.of(omegas, (v1, v2), permutation, B), rows_of(b, B)
 
     xs, r = empty((T, B, d), dtype, xp), empty((T, B, h), dtype, xp)
     hs, y1, y2, zs = (empty((n, B, h), wide, xp) for n in (T + 1, T, T, T))
     Wh, f = empty((B, h), wide, xp), empty((B, h), dtype, xp)
     xs[...] = pack(x, packing).transpose(1, 0, 2)
-    xp.matmul(xs.reshape(T * B, d), pairs(joined(V.astype(dtype, copy=False))), out=pairs(zs).reshape(T * B, 2 * h))
+    xp.matmul(xs.reshape(T * B, d), pairs(joined(V)), out=pairs(zs).reshape(T * B, 2 * h))
     join(h0, hs[0])
     for t in range(T):
         z = zs[t]                                                            # V x_t so far
@@ -102,7 +102,7 @@ def loop_forward(x, h0, mask, weights, permutation):
 
     y = unpack(split(hs[1:]).transpose(1, 0, 2), packing)
     last = hs[T] if packing is None else hs[packing.lengths, xp.arange(B)]
-    return y, split(last), LoopCache(xs, hs, y1, y2, zs, r, packing)
+    return y, split(last), URNNCache(xs, hs, y1, y2, zs, r, packing)
 
 
 def modrelu_into(z, b, r, f, out):
@@ -134,13 +134,13 @@ def loop_backward(dy, dh, cache, weights, permutation):
 
         dh_t = G_t + W* dz_{t+1}          dz_t = (1 + b / r_t) dh_t - (b / r_t^3) Re(conj(z_t) dh_t) z_t
 
-    where r_t + b > 0, else 0. dy (B, L, 2h), dh (B, 2h), each or None. Returns (dx, dh0), the weights' gradients.
+    where r_t + b > 0, else 0. dy (B, L, 2h), dh (B, 2h), each or None. Returns dx, dh0, the weights' gradients.
     """
-    *omegas, v1, v2, V, b = weights
+    V, *omegas, v1, v2, b = weights
     xs, hs, y1, y2, zs, r, packing = cache
     xp, dtype, (T, B, h), d = array_module(zs), r.dtype, zs.shape, xs.shape[2]
-    chain, b = Chain.of(omegas, (v1, v2), permutation, B, dtype), rows_of(b.astype(dtype, copy=False), B)
-    V_T = pairs(joined(V.astype(dtype, copy=False))).T                       # (2h, d)
+    chain, b = Chain.of(omegas, (v1, v2), permutation, B), rows_of(b, B)
+    V_T = pairs(joined(V)).T                                                 # (2h, d)
 
     dhs = upstream_of(dy, dh, cache)                                         # (T+1, B, h)
     dz, dy1, dy2, dWh = (empty((BLOCK, B, h), zs.dtype, xp) for _ in range(4))
@@ -166,8 +166,8 @@ def loop_backward(dy, dh, cache, weights, permutation):
         xp.matmul(rows, V_T, out=flat(dx[steps]))
 
     domegas[1] = domegas[1][chain.permutation]                               # it was summed before P
-    gradients = (*domegas, *split(dvs), split(dV.view(zs.dtype)), db)
-    return (unpack(dx.transpose(1, 0, 2), packing), split(dhs[0])), gradients
+    gradients = (split(dV.view(zs.dtype)), *domegas, *split(dvs), db)
+    return unpack(dx.transpose(1, 0, 2), packing), split(dhs[0]), gradients
 
 
 def slopes(b, r, f, k):

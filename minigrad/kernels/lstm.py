@@ -1,6 +1,7 @@
-"""The time loop of LSTM and RRALSTM on a GPU; its twin and its equations: minigrad/fast/lstm.py, rra.py.
+"""The time loop of LSTM and RRALSTM on a GPU: the twin of minigrad/fast/lstm.py. Their equations: `cell`
+in minigrad/layers/lstm.py and rra.py.
 
-A step is one product, h_{t-1} U, and one launch. The gates of a sample lie side by side, (T, B, 4, h), as the products
+A step is one product, h_{t-1} U, and one launch. The gates of a sample are adjacent, (T, B, 4, h), as the products
 leave them; nothing is allocated in the loop.
 """
 
@@ -16,7 +17,7 @@ THREADS = 128
 WINDOW_BLOCKS = 64                 # that share the sum over steps, samples and units of each window weight
 
 
-class LoopCache(NamedTuple):
+class LSTMKernelCache(NamedTuple):
     """What backward reads. T steps, P rows of past; everything time first."""
 
     xs: Any         # (T, B, d)
@@ -25,12 +26,6 @@ class LoopCache(NamedTuple):
     cs: Any         # (T+1, B, h)   row t + 1 is c_t
     q: Any          # (T, B, h)     tanh(c_t + a_t)
     packing: Any    # Packing or None
-
-    @property
-    def y_shape(self):
-        """(B, L, h)."""
-        T, B, h = self.q.shape
-        return B, T, h
 
 
 @on_its_device
@@ -43,8 +38,7 @@ def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
     xs = given(pack(x, packing).transpose(1, 0, 2), dtype, xp)
     gates = matmul(xs, W.astype(dtype, copy=False))
     hs, cs, q, hU = (empty(shape, dtype, xp) for shape in [(P + T, B, h), (T + 1, B, h), (T, B, h), (B, 4 * h)])
-    hs[:P] = 0 if past is None else past.transpose(1, 0, 2)
-    cs[0] = 0 if c is None else c
+    hs[:P], cs[0] = past.transpose(1, 0, 2), c
     c = cs[0].astype(sum_dtype(dtype))
     U, b, w_hat = (given(array, dtype, xp) for array in (U, b, w_hat))
     step, blocks = launch.kernel("lstm", "lstm_forward", dtype), blocks_for(B * h, THREADS)
@@ -53,7 +47,7 @@ def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
         step(blocks, THREADS, hU, b, w_hat, gates, hs, c, cs, q, t, B, h, P, K, offset)
     y = unpack(hs[P:].transpose(1, 0, 2), packing)
     last_c = cs[T].copy() if packing is None else cs[packing.lengths, xp.arange(B)]
-    return y, last_states(hs, P, packing), last_c, LoopCache(xs, gates, hs, cs, q, packing)
+    return y, last_states(hs, P, packing), last_c, LSTMKernelCache(xs, gates, hs, cs, q, packing)
 
 
 @on_its_device

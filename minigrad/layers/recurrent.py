@@ -8,7 +8,8 @@ None, meaning zero. A masked step is as if it were not there: y and dx are 0 at 
 
 A subclass writes one step, with the same contract, and is a complete layer (minigrad/layers/gru.py is an example):
 
-    weights                              the names of its Parameters, in the order in which the cell takes them
+    weights                              the names of its Parameters, in the order in which the cell takes them; the
+                                         first has d rows
     state_shapes(B)                      {name: shape} of the state's entries
     cell(x, state, *weights)             (y, state'), cache      x (B, d), y (B, h)
     cell_backward((dy, dstate'), cache, *weights)      dx, dstate, gradients of the weights in their order
@@ -80,8 +81,8 @@ class Recurrent(Layer):
         """Add the gradients of the Parameters that `initial_state` is made of."""
 
     def cell_weights(self, dtype):
-        """(the weights as the cell takes them, a cache): here the Parameters' values, as they are."""
-        return tuple(getattr(self, name).value for name in self.weights), None
+        """(the weights as the cell takes them, a cache): here the Parameters' values, in the sequence's dtype."""
+        return tuple(getattr(self, name).value.astype(dtype, copy=False) for name in self.weights), None
 
     def cell_weights_backward(self, gradients, made):
         """Add the gradients of what `cell_weights` gave to the Parameters'."""
@@ -123,7 +124,7 @@ class Recurrent(Layer):
         """The cell, step by step. At a masked step y is 0 and the state stays as it is."""
         xp, T = array_module(x), x.shape[1]
         dtype = xp.result_type(x.dtype, weights[0].dtype)
-        state = tuple(entry.astype(dtype) for entry in state)                # a copy
+        x, state = x.astype(dtype, copy=False), tuple(entry.astype(dtype) for entry in state)    # state: a copy
         if mask is not None:
             x = xp.where(mask[:, :, None], x, 0)                             # NaN in a masked step ends here
         ys, caches = [], []

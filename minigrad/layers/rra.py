@@ -66,15 +66,16 @@ class RRALSTM(Recurrent):
 
     a_t = sum_k w_hat[k-1] h_{t-k-offset+1} is a weighted sum over a window of K earlier states; w_hat is w (K,),
     normalised: `normalize="sum"`, w / sum w (the paper), or "softmax". offset=2 is the paper (h_{t-2} ...
-    h_{t-K-1}), offset=1 the author's released code (h_{t-1} ... h_{t-K}); any other whole number from 1 up will do. w[0] weighs the newest state of the window.
-    States before the sequence are zero. K = 0 is the LSTM, with no normaliser.
+    h_{t-K-1}), offset=1 the author's released code (h_{t-1} ... h_{t-K}); any other whole number from 1 up will do.
+    w[0] weighs the newest state of the window. States before the sequence are zero. K = 0 is the LSTM, with no
+    normaliser.
 
     W (d, 4h), U (h, 4h), b (4h,), gates in the order i, f, o, g, starting as LSTM's do; w (K,) uniform in [0, 1).
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h), (past, c)), cache; state: past (B, P, h)
     with P = max(1, K+offset-1), oldest first, past[:, -1] = h_{t-1}; c (B, h). dtype: that of x and the parameters.
-    Nothing is drawn: rng has no effect. fast=False runs `cell` and `cell_backward` as they are written, else the loop of
-    minigrad/fast/lstm.py runs.
+    Nothing is drawn: rng has no effect.
+    fast=False runs `cell` and `cell_backward` as they are written, else the loop of minigrad/fast/lstm.py runs.
 
     Raises ValueError for wrong settings or shapes, TypeError for wrong dtypes or a mix of devices, ArithmeticError
     (`validate`) where the sum of w has come too near to zero to divide by.
@@ -126,8 +127,9 @@ class RRALSTM(Recurrent):
 
     def cell_weights(self, dtype):
         """W, U, b and w_hat (K,), which is w normalised."""
+        (W, U, b, _), _ = super().cell_weights(dtype)
         w_hat, made = self.attention_weights(dtype)
-        return (self.W.value, self.U.value, self.b.value, w_hat), made
+        return (W, U, b, w_hat), made
 
     def cell_weights_backward(self, gradients, made):
         """w.grad += (dw_hat - <w_hat, dw_hat>) / sum w; under softmax w_hat (dw_hat - <w_hat, dw_hat>)."""

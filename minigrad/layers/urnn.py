@@ -9,7 +9,8 @@ import math
 
 from minigrad.backend import array_module
 from minigrad.check import check_count
-from minigrad.fast.urnn import EPS, complex_dtype, loop_backward, loop_forward
+from minigrad.fast import urnn as fast_urnn
+from minigrad.fast.urnn import EPS, complex_dtype
 from minigrad.initializers import generator, glorot_uniform, uniform
 from minigrad.layers.recurrent import Recurrent
 from minigrad.parameter import Parameter
@@ -28,7 +29,7 @@ def real_rows(z):
     return array_module(z).concatenate([z.real, z.imag], axis=-1)
 
 
-# ---- the equations ---------------------------------------------------------------------------------------
+# ---- the parts of a step ---------------------------------------------------------------------------------
 
 
 def rotation(z, omega):
@@ -117,42 +118,65 @@ def modrelu_backward(dy, cache):
     return f * dy - b / (r * r * r) * a * z, (a / r).sum(axis=0)
 
 
-def urnn_step(x, h, omega1, omega2, omega3, v1, v2, V, b, permutation):
-    """One step, as written: h' = modReLU(W h + V x). x (B, d), h (B, h) complex -> h', cache."""
-    Wh, W_cache = unitary(h, omega1, omega2, omega3, v1, v2, permutation)
-    h_new, modrelu_cache = modrelu(Wh + complex_rows(x @ V), b)
-    return h_new, (x, W_cache, modrelu_cache)
-
-
-def urnn_step_backward(dh_new, cache, V, permutation):
-    """The step's gradients, from the bottom up: (dx, dh), (domega1, domega2, domega3, dv1, dv2, dV, db)."""
-    x, W_cache, modrelu_cache = cache
-    dz, db = modrelu_backward(dh_new, modrelu_cache)
-    dxV = real_rows(dz)                                                      # (B, 2h)
-    dh, dW = unitary_backward(dz, W_cache, permutation)
-    return (dxV @ V.T, dh), (*dW, x.T @ dxV, db)
-
-
 # ---- the layer -------------------------------------------------------------------------------------------
 
 
 class URNN(Recurrent):
-    """h_t = modReLU(W h_{t-1} + V x_t), h_t complex and W unitary, over a sequence (`urnn_step` is the cell).
+    """h_t = modReLU(W h_{t-1} + V x_t), h_t complex and W unitary, over a sequence.
 
     omega1, omega2, omega3, b (h,); v1, v2, h0 (2h,) and V (d, 2h), in halves [Re | Im]. h0 is the state before a
     sequence, learned. At the start omega ~ U(-pi, pi), v and V Glorot uniform, b ~ U(-0.01, 0.01) and
-    h0 ~ U(-a, a), a = sqrt(3 / (2h)). The permutation P is drawn here and stays. It is no Parameter: a model that is to
-    read a checkpoint must be made from the same seed; a training checkpoint tells when it is not.
+    h0 ~ U(-a, a), a = sqrt(3 / (2h)). The permutation P is drawn here and stays: a buffer, saved with the Parameters.
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, 2h), (h,)), cache; state: h (B, 2h), None for h0.
     The dtype is that of x and the parameters together, float32 at least. Nothing is drawn: rng has no effect.
+    fast=False runs `cell` and `cell_backward` as they are written, else the loop of minigrad/fast/urnn.py runs.
 
     Raises ValueError for wrong shapes, TypeError for wrong dtypes, float16 among them, or a mix of devices.
     """
 
     buffers = ("permutation",)
+    weights = ("V", "omega1", "omega2", "omega3", "v1", "v2", "b")
 
-    def __init__(self, d, h, *, rng=None, dtype=None):
+    # ---- the equations: they run with fast=False; the fast form is minigrad/fast/urnn.py -----------------
+
+    def cell(self, x, state, V, omega1, omega2, omega3, v1, v2, b):
+        """One step: h' = modReLU(W h + V x), W of `unitary`. x (B, d), state (h,), h (B, 2h) -> (h', (h',)), cache."""
+        h, = state
+        Wh, W_cache = unitary(complex_rows(h), omega1, omega2, omega3, v1, v2, self.permutation)
+        z, modrelu_cache = modrelu(Wh + complex_rows(x @ V), b)
+        h_new = real_rows(z)
+        return (h_new, (h_new,)), (x, W_cache, modrelu_cache)
+
+    def cell_backward(self, upstream, cache, V, *_):
+        """The step's gradients, from the bottom up: dx, (dh,), (dV, domega1, domega2, domega3, dv1, dv2, db)."""
+        dy, (dh_new,) = upstream
+        x, W_cache, modrelu_cache = cache
+        dz, db = modrelu_backward(complex_rows(dh_new + dy), modrelu_cache)
+        dxV = real_rows(dz)                                                  # (B, 2h)
+        dh, dW = unitary_backward(dz, W_cache, self.permutation)
+        return dxV @ V.T, (real_rows(dh),), (x.T @ dxV, *dW, db)
+
+    def state_shapes(self, B):
+        return {"h": (B, 2 * len(self.b.value))}
+
+    def initial_state(self, batch, dtype=None):
+        """The state before a sequence: h0 for each sample."""
+        h0 = self.h0.value
+        return (array_module(h0).tile(h0.astype(dtype or h0.dtype, copy=False), (batch, 1)),)
+
+    def initial_state_backward(self, dstate0):
+        """dh0 is dh_0 summed over the batch."""
+        dh, = dstate0
+        self.add_gradients(h0=dh.sum(axis=0))
+
+    def cell_weights(self, dtype):
+        complex_dtype(dtype)                                                 # raises TypeError for float16
+        return super().cell_weights(dtype)
+
+    # ---- parameters, and the fast loop -------------------------------------------------------------------
+
+    def __init__(self, d, h, *, fast=True, rng=None, dtype=None):
         check_count("URNN", "d", d)
         check_count("URNN", "h", h)
         rng, a = generator(rng), math.sqrt(3 / (2 * h))
@@ -164,43 +188,12 @@ class URNN(Recurrent):
         self.V = Parameter(glorot_uniform(rng, (d, 2 * h), dtype), "V")
         self.b = Parameter(uniform(rng, (h,), -0.01, 0.01, dtype), "b")
         self.h0 = Parameter(uniform(rng, (2 * h,), -a, a, dtype), "h0")
-        self.permutation = rng.permutation(h)
+        self.permutation, self.fast = rng.permutation(h), fast
 
-    def forward(self, x, state=None, mask=None, rng=None):
-        V = self.V.value
-        xp = array_module(x=x, V=V, mask=mask)
-        self.check_input(x, mask, V.shape[0])
-        complex_dtype(xp.result_type(x.dtype, V.dtype))
-        h, = self.split_state(state, self.state_shapes(x.shape[0]))
-        learned = h is None
-        y, h, cache = loop_forward(x, self.h0.value if learned else h, mask, self._values(), self.permutation)
-        return (y, (h,)), (cache, learned)
+    def fast_forward(self, x, state, mask, weights):
+        y, h, cache = fast_urnn.loop_forward(x, *state, mask, weights, self.permutation)
+        return y, (h,), cache
 
-    def backward(self, upstream, cache):
-        """Backpropagation through time (`loop_backward`): dx (B, L, d) and dstate0 = (dh,).
-
-        Where h_0 was the learned one, h0.grad += dh, summed over the batch.
-        """
-        cache, learned = cache
-        T, B, h = cache.zs.shape
-        dy, (dh,) = self.check_upstream(upstream, (B, T, 2 * h), self.state_shapes(B))
-        (dx, dh), gradients = loop_backward(dy, dh, cache, self._values(), self.permutation)
-        for parameter, gradient in zip(self._weights(), gradients):
-            parameter.grad += gradient
-        if learned:
-            self.h0.grad += dh.sum(axis=0)
-        return dx, (dh,)
-
-    def initial_state(self, batch, dtype=None):
-        """The state before a sequence, written out: h0 for each sample."""
-        h0 = self.h0.value
-        return (array_module(h0).tile(h0, (batch, 1)),)
-
-    def _weights(self):
-        return self.omega1, self.omega2, self.omega3, self.v1, self.v2, self.V, self.b
-
-    def _values(self):
-        return [parameter.value for parameter in self._weights()]
-
-    def state_shapes(self, B):
-        return {"h": (B, 2 * len(self.b.value))}
+    def fast_backward(self, dy, dstate, cache, weights):
+        dx, dh, gradients = fast_urnn.loop_backward(dy, *dstate, cache, weights, self.permutation)
+        return dx, (dh,), gradients

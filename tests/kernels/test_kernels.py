@@ -165,7 +165,7 @@ def loop_arguments(T, B, d, h, K, offset, dtype, given=True, masked=None, seed=0
     if masked:
         mask = np.arange(T) < rng.integers(0, T + 1, B)[:, None] if masked == "right" else rng.random((B, T)) > 0.4
     if not given:
-        past, c, dpast, dc = None, None, None, None
+        past, c, dpast, dc = np.zeros_like(past), np.zeros_like(c), None, None
     return (x, past, c, mask, W, U, b, w_hat), (dy, dpast, dc)
 
 
@@ -201,7 +201,7 @@ def test_lstm_carries_its_state_in_float32(put, w_hat):
     are kept, rounded.)"""
     T, zeros = 1000, np.zeros((1, 4), "float16")
     b, half = np.array([-9, 9, 0, 9], "float16"), np.full((1, 1), 0.5, "float16")
-    arguments = np.zeros((1, T, 1), "float16"), None, half, None, zeros, zeros, b, w_hat
+    arguments = np.zeros((1, T, 1), "float16"), np.zeros((1, 1, 1), "float16"), half, None, zeros, zeros, b, w_hat
     _, _, expected, _ = lstm_loop.loop_forward(*as_double(arguments), 1)
     assert expected > 0.55
     _, _, c, _ = fused.loop_forward(*put(arguments), 1)

@@ -1,0 +1,153 @@
+"""What the recurrent layers share and the contract table does not see: blocks of steps, stepping, starts, bad input."""
+
+import numpy as np
+import pytest
+from cases import B, D, H, L
+from helpers import all_gradients, assert_close, upstream
+
+from minigrad.layers import GRU, IRNN, LSTM, RNN, RRALSTM, RWA, URNN, Bidirectional, Stack
+from minigrad.layers.recurrent import Recurrent
+
+FAST = {"LSTM": LSTM, "RRALSTM": lambda *sizes, **settings: RRALSTM(*sizes, 3, **settings), "RNN": RNN,
+        "RNN, residual": lambda *sizes, **settings: RNN(*sizes, 3, **settings),
+        "RNN, linear": lambda *sizes, **settings: RNN(*sizes, 2, "linear", **settings),
+        "RNN, attention": lambda *sizes, **settings: RNN(*sizes, 4, attention=True, **settings),
+        "IRNN": IRNN, "RWA": RWA, "URNN": URNN}
+FAMILIES = {**FAST, "GRU": GRU}
+LEARNED_STARTS = ("RWA", "URNN")
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+@pytest.mark.parametrize("T", [4, 5, 6, 7, 8, 9, 19, 20, 21, 67])
+@pytest.mark.parametrize("name", FAST)
+def test_the_fast_loop_equals_the_plain_one_around_the_ends_of_blocks(name, T):
+    """Products are taken a block of steps at a time: 5 of RWA, 8 of URNN, 20 of LSTM and RRALSTM."""
+    layer, x, mask = FAST[name](D, H, rng=0, dtype="float64"), numbers(2, T, D), np.ones((2, T), bool)
+    mask[0, T // 2:] = False
+    dout = upstream(layer(x, mask=mask))
+    fast = all_gradients(layer, x, {"mask": mask}, dout)
+    layer.fast = False
+    assert_close(fast, all_gradients(layer, x, {"mask": mask}, dout))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_step_by_step_equals_the_whole(name):
+    layer, x = FAMILIES[name](D, H, rng=0, dtype="float64"), numbers(B, L, D)
+    y, stepping = layer(x)[0], layer.begin()
+    for t in range(L):
+        y_t, stepping = layer.step(x[:, t], stepping)
+        assert_close(y_t, y[:, t])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_initial_state_has_the_dtype_asked_for(name):
+    layer = FAMILIES[name](D, H, rng=0, dtype="float32")
+    for dtype, expected in (("float64", "float64"), (None, "float32")):
+        assert {entry.dtype for entry in layer.initial_state(B, dtype)} == {np.dtype(expected)}
+
+
+@pytest.mark.parametrize("name", LEARNED_STARTS)
+def test_a_learned_start_in_a_composite(name):
+    for layer in (Stack(FAMILIES[name](D, H, rng=0), LSTM(2 * H if name == "URNN" else H, 3, rng=1)),
+                  Bidirectional(FAMILIES[name](D, H, rng=0), FAMILIES[name](D, 3, rng=1))):
+        x = numbers(B, L, D).astype("float32")
+        assert_close(layer(x), layer(x, state=layer.initial_state(B)), 0)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_memory_is_linear_in_the_length(name):
+    def cache_bytes(T):
+        _, cache = FAST[name](2, 16, rng=0).forward(np.zeros((8, T, 2), "float32"))
+        return sum(array.nbytes for array in cache.loop if array is not None)
+    assert cache_bytes(400) / cache_bytes(200) == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize("make", [lambda K: RRALSTM(2, 16, K, rng=0), lambda K: RNN(2, 16, K, attention=True, rng=0)])
+def test_a_window_is_never_copied(make):
+    def cache_bytes(K):
+        _, cache = make(K).forward(np.zeros((8, 200, 2), "float32"))
+        return sum(array.nbytes for array in cache.loop if array is not None)
+    assert cache_bytes(100) - cache_bytes(10) == 90 * (8 * 16 * 4)           # the longer past, nothing else
+
+
+# ---- bad input -------------------------------------------------------------------------------------------
+
+X = np.zeros((2, 3, 4))
+
+
+def bad_first_entry(layer, batch):
+    return tuple(np.zeros((batch, *shape[1:])) for shape in layer.state_shapes(2).values())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("x", "keywords", "error", "sentence"), [
+    (np.zeros((2, 3)), {}, ValueError, r": x has shape \(2, 3\); expected \(batch, length, 4\)"),
+    (np.zeros((2, 3, 5)), {}, ValueError, r": x has shape \(2, 3, 5\); expected \(batch, length, 4\)"),
+    (np.zeros((2, 3, 4), int), {}, TypeError, r": x has dtype int64; expected floating-point"),
+    (np.zeros((2, 3, 4), complex), {}, TypeError, r": x has dtype complex128; expected floating-point"),
+    ([[1.0]], {}, TypeError, r"x is a list; expected a NumPy or CuPy array"),
+    (X, {"mask": np.ones((2, 4), bool)}, ValueError, r": mask has shape \(2, 4\); expected \(2, 3\)"),
+    (X, {"mask": np.ones((2, 3))}, TypeError, r": mask has dtype float64; expected bool"),
+    (X, {"mask": [[True]]}, TypeError, r"mask is a list"),
+    (X, {"state": X}, ValueError, r": state is ndarray; expected a tuple"),
+    (X, {"state": ()}, ValueError, r": state is 0 entries; expected a tuple \((h|past).*\)"),
+    (X, {"state": lambda layer: bad_first_entry(layer, 3)}, ValueError, r": state's (h|past) has shape \(3, .*\(2, "),
+    (X, {"state": lambda layer: (0,) * len(layer.state_shapes(2))}, TypeError, r"(h|past) is 0; expected an array"),
+    (X, {"state": lambda layer: tuple(array.astype(complex) for array in bad_first_entry(layer, 2))}, TypeError,
+     r": state's (h|past) has dtype complex128"),
+])
+def test_bad_input(name, x, keywords, error, sentence):
+    layer = FAMILIES[name](4, 5, dtype="float64")
+    keywords = {key: value(layer) if callable(value) else value for key, value in keywords.items()}
+    with pytest.raises(error, match=sentence):
+        layer.forward(x, **keywords)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("upstream", "error", "sentence"), [
+    (X, TypeError, r"expected the pair \(dy, dstate\)"),
+    ((X, None), ValueError, r": dy has shape \(2, 3, 4\); expected \(2, 3, (5|10)\)"),
+    ((np.zeros((1, 3, 5)), None), ValueError, r": dy has shape \(1, 3, 5\); expected \(2, 3, (5|10)\)"),
+    ((None, X), ValueError, r": dstate is ndarray; expected a tuple"),
+    ((None, ()), ValueError, r": dstate is 0 entries"),
+    ((None, lambda layer: bad_first_entry(layer, 1)), ValueError, r": dstate's (h|past) has shape \(1, .*\(2, "),
+])
+def test_a_wrong_upstream_gradient_is_refused_not_broadcast(name, upstream, error, sentence):
+    layer = FAMILIES[name](4, 5, dtype="float64")
+    _, cache = layer.forward(X)
+    if isinstance(upstream, tuple):
+        upstream = tuple(part(layer) if callable(part) else part for part in upstream)
+    with pytest.raises(error, match=sentence):
+        layer.backward(upstream, cache)
+
+
+class Wrong(LSTM):
+    """Forgets c in what its cell returns, or b among its cell's gradients."""
+
+    def __init__(self, forgets):
+        super().__init__(4, 5, fast=False, dtype="float64")
+        self.forgets = forgets
+
+    def cell(self, x, state, W, U, b):
+        (y, (h, c)), cache = super().cell(x, state, W, U, b)
+        return (y, (h,) if self.forgets == "c" else (h, c)), cache
+
+    def cell_backward(self, upstream, cache, W, U, b):
+        dx, dstate, (*gradients, _) = super().cell_backward(upstream, cache, W, U, b)
+        return dx, dstate, gradients
+
+
+def test_a_cell_that_returns_the_wrong_number_of_things():
+    with pytest.raises(ValueError, match=r"Wrong.cell: the new state is 1 entries; expected a tuple \(h, c\)"):
+        Wrong("c").forward(X)
+    _, cache = Wrong("b").forward(X)
+    with pytest.raises(ValueError, match=r"Wrong.cell_backward: the weights' gradients is 2 entries; .* \(W, U, b\)"):
+        Wrong("b").backward((np.zeros((2, 3, 5)), None), cache)
+
+
+def test_a_family_without_a_cell_says_so():
+    with pytest.raises(NotImplementedError, match="Recurrent has no cell"):
+        Recurrent().cell(X, ())
