@@ -3,8 +3,7 @@
     from minigrad import Parameter, Layer, Sequential, gradcheck
     from minigrad.layers import LSTM, RRALSTM, Linear
 
-`minigrad.gradcheck` is the checker itself, a function; its package (`minigrad/gradcheck/`) is also what
-`python -m minigrad.gradcheck` runs.
+`minigrad.gradcheck` is the checker, a function. `python -m minigrad.gradcheck` runs it from a shell.
 """
 
 from minigrad.gradcheck import gradcheck

@@ -1,4 +1,4 @@
-"""Checks of what a caller hands in: one clear sentence with the argument, what came, and what was expected."""
+"""Checks of arguments. An error is one sentence: the argument, what was given, and what was expected."""
 
 import math
 

@@ -1,7 +1,7 @@
 """A dict of arrays in one safetensors file, with JSON in its header. Nothing is ever unpickled.
 
-A file is written to a temporary file, synced, then renamed: at every moment the old or the new one is whole. Its header
-holds the SHA-256 of the arrays, which is compared when the file is read.
+A file is written to a temporary file, synced, then renamed: at every moment the old or the new one is complete. Its
+header holds the SHA-256 of the arrays, which is checked when the file is read.
 """
 
 import errno
@@ -19,13 +19,13 @@ FORMAT = "minigrad-1"
 
 
 class CheckpointError(ValueError):
-    """A file that is missing, damaged, or of another model."""
+    """A file that is missing, damaged, or from another model."""
 
 
 def write_atomically(path, content):
     """Write bytes to `path` so that it holds the old or the new content at every moment, also when killed.
 
-    Raises OSError, and leaves it alone, where it is no file: a folder, a device.
+    Raises OSError, and changes nothing, if `path` is not a regular file: a folder, a device.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
@@ -38,7 +38,7 @@ def write_atomically(path, content):
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)                           # there only if something failed: a full disk
+        temporary.unlink(missing_ok=True)                           # exists only after a failure: a full disk
 
 
 def save_tensors(path, tensors, meta=None):
