@@ -40,8 +40,8 @@ class WarmupCosine(Constant):
 
     The cosine begins where the warm-up ends: lr at step = warmup, half-way to `final` in the middle of the remaining
     steps. SRU++'s published code begins it at step 0 and joins it after the warm-up: lr (1 + cos(pi step / steps)) /
-    (1 + cos(pi warmup / steps)). In its setting (16,000 of 400,000 steps) that is 1.004 times the plain cosine from step
-    0, and up to 7.5 % below this one.
+    (1 + cos(pi warmup / steps)). In its setting (16,000 of 400,000 steps) that is 1.004 times the plain cosine from
+    step 0, and up to 7.5 % below this one.
 
     A run that continues for longer than planned must keep its `steps`, and continues at `final`: with other `steps`
     it would have been a different run from the end of the warm-up.

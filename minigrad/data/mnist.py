@@ -34,10 +34,10 @@ class Mnist(NamedTuple):
 # ---- files -----------------------------------------------------------------------------------------------
 
 def read_idx(path, rank=None):
-    """The uint8 array of an IDX file, plain or .gz; with `rank` axes, where that is given.
+    """The uint8 array of an IDX file, plain or .gz; with `rank` axes, if that is given.
 
-    Four bytes 0, 0, the dtype's code, the number of axes; the axes' lengths, four bytes each, most significant first; the
-    numbers in row-major order. Raises DataError, one line, for a file that is missing, damaged, not an IDX file, of
+    Four bytes 0, 0, the dtype's code, the number of axes; the axes' lengths, four bytes each, most significant first;
+    the numbers in row-major order. Raises DataError, one line, for a file that is missing, damaged, not an IDX file, of
     another dtype or rank, and for one with fewer or more bytes than its header says.
     """
     data = read_unpacked(path)
@@ -52,7 +52,7 @@ def read_idx(path, rank=None):
         raise DataError(f"{path}: ends within its header, after {len(data)} of {begin} bytes")
     shape = tuple(np.frombuffer(data, ">u4", data[3], offset=4).tolist())
     if len(data) - begin != math.prod(shape):
-        raise DataError(f"{path}: {len(data) - begin:,} bytes behind the header; expected "
+        raise DataError(f"{path}: {len(data) - begin:,} bytes after the header; expected "
                         f"{' x '.join(map(str, shape))} = {math.prod(shape):,}")
     return np.frombuffer(data, np.uint8, offset=begin).reshape(shape)
 

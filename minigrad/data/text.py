@@ -91,8 +91,8 @@ class Streams:
     streams[s] -> (x, y), each (batch_size, unroll) int64; y is the symbol after each one in x
 
     An epoch reads the text once, except for a remainder shorter than batch_size * unroll + 1: the text, treated as a
-    circle, is cut into batch_size pieces from an offset drawn from (seed, epoch). `begins(s)` is True if an epoch begins
-    at step s, where the rows jump. Step s depends on (seed, s) alone, so a resumed run continues exactly.
+    circle, is cut into batch_size pieces from an offset drawn from (seed, epoch). `begins(s)` is True if an epoch
+    begins at step s, where the rows jump. Step s depends on (seed, s) alone, so a resumed run continues exactly.
 
     Raises ValueError for a text shorter than batch_size * unroll + 1.
     """

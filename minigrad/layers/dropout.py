@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014), in the inverted form: the scaling happens in training."""
+"""Dropout (Srivastava et al. 2014), in the inverted form: scaling happens in training."""
 
 from minigrad.backend import array_module, uniform_like
 from minigrad.check import check_number
@@ -8,7 +8,7 @@ from minigrad.layer import Layer
 class Dropout(Layer):
     """y = x * m / (1 - p) with m_i = 1 with probability 1 - p, else 0; the identity when rng is None.
 
-    Backward: dx = dy * m / (1 - p), with the m that forward drew: it is in the cache.
+    Backward: dx = dy * m / (1 - p), with forward's m, which is in the cache.
     x of any shape, floating point; y has its shape and dtype. `mask` is accepted and has no effect.
     Raises ValueError for p outside [0, 1), TypeError for x of another dtype.
     """
