@@ -2,7 +2,8 @@
 //
 //     -DREAL=float | double | Half        the type of the arrays
 //
-// Nothing is included, so that one text compiles under NVRTC (which CuPy uses), nvcc, and, with tests/support/cuda_shim.h, g++.
+// Nothing is included, so that one text compiles under NVRTC (which CuPy uses), nvcc, and g++ (with
+// tests/support/cuda_shim.h).
 
 typedef long long Index;              // every offset and size: 2^31 numbers are 8 GB, which a GPU has
 

@@ -1,5 +1,5 @@
-// One step of LSTM and RRALSTM (Wang 2017, arXiv 1709.03714, equations 7 to 10; minigrad/layers/lstm.py, rra.py), except
-// for the product with h_{t-1}, which the caller computes. The backward is derived in docs/derivations/lstm.md and rra.md.
+// One step of LSTM and RRALSTM (Wang 2017, arXiv 1709.03714, equations 7 to 10; minigrad/layers/lstm.py, rra.py), but
+// for the product with h_{t-1}, which the caller computes. The backward: docs/derivations/lstm.md and rra.md.
 //
 //     z   = x_t W + h_{t-1} U + b                            the gates i, f, o, g side by side
 //     i, f, o = sigma(z_i), sigma(z_f), sigma(z_o);   g = tanh(z_g)
@@ -41,7 +41,7 @@ extern "C" __global__ void lstm_forward(
     store(hs, (P + t) * Bh + n, o * q_t);
 }
 
-// The gradient of h_t from the windows of the steps t + offset ...: sum_k w_hat[k-1] ds_{t+k+offset-1}, over the steps that exist.
+// The gradient of h_t from the windows of steps t + offset ...: sum_k w_hat[k-1] ds_{t+k+offset-1} over existing steps.
 __device__ inline Acc owed_by_windows(const REAL* ds, const REAL* w_hat, Index t, Index T, Index Bh, Index n, Index K,
                                       Index offset) {
     Acc sum = 0;
