@@ -15,15 +15,15 @@ LAYERS = ("sru", "sru-proj", "srupp", "lstm")      # sru-proj: SRU++ without its
 class LanguageModel(Layer):
     """The logits of each next symbol: y = layers(embedding(ids)) W + b, with dropout before the layers and after them.
 
-    embedding   Embedding(vocab, d), entries of variance 1. (The code of SRU++ has 1/d. Then the first keys and queries
-                are so small that attention is uniform, and the highway's x' is next to nothing beside c: at our budgets
-                every variant learns more slowly; docs/results/char_lm.md.)
+    embedding   Embedding(vocab, d), entries of variance 1. (SRU++'s code has 1/d. Then the initial keys and queries
+                are so small that attention is uniform, and the highway's x' is negligible compared with c: at our
+                budgets every variant learns more slowly; docs/results/char_lm.md.)
     layers      a Stack of recurrent layers, the first one's input and the last one's output d wide
     output      Linear(d, vocab); W starts as U(-sqrt(3/d), sqrt(3/d)), b as zero, as in the code of SRU++
 
     forward(ids (B, L) integer, state=None, mask=None, rng=None) -> (logits (B, L, vocab), state), cache
     backward((dlogits, dstate), cache) -> (None, dstate0): ids have no gradient. The state is the Stack's. At a masked
-    step the logits are 0 and the state stays as it is.
+    step the logits are 0 and the state does not change.
     Symbol by symbol: `stepping = model.begin(state)`, `logits (B, vocab), stepping = model.step(ids (B,), stepping)`.
     """
 
@@ -64,7 +64,7 @@ class LanguageModel(Layer):
         return None, dstate0
 
     def initial_state(self, batch, dtype=None):
-        """The state before a text, written out."""
+        """The state before a text."""
         return self.layers.initial_state(batch)
 
     def begin(self, state=None):
@@ -98,9 +98,9 @@ def build(layer, vocab, d, *, layers=4, projection=None, heads=1, window=None, m
     """A LanguageModel of `layers` layers d wide.
 
     layer       "sru"; "sru-proj" (SRU++ without attention, layer norm kept); "srupp"; "lstm"
-    projection  d' of "sru-proj" and "srupp"; default d // 4;  layer_norm: whether these two have theirs
+    projection  d' of "sru-proj" and "srupp"; default d // 4;  layer_norm: whether these two have one
     memory      slots of SRU++'s memory, through which no gradient flows (truncated backpropagation through time)
-    dropout     before and behind the layers, of the rows that W_o maps, and of the recurrence (all layers but the last)
+    dropout     before and after the layers, of the rows that W_o maps, and of the recurrence (all layers but the last)
 
     Raises ValueError for wrong settings.
     """
