@@ -1,4 +1,4 @@
-"""Optimizers and gradient clipping on a GPU, a launch for all parameters of a dtype; twins: minigrad/optim.py, clipping.py.
+"""Optimizers and clipping on a GPU, a launch for all parameters of a dtype; twins: minigrad/optim.py, clipping.py.
 
 The table of the arrays' addresses (optim.cu) is made and sent once, and again when an array is replaced.
 """
