@@ -18,6 +18,6 @@ from minigrad.layers.urnn import URNN
 
 __all__ = [
     "GRU", "IRNN", "LSTM", "RNN", "RRALSTM", "RWA", "SRU", "URNN", "Bidirectional", "Dropout", "Embedding",
-    "FeedForward", "LayerNorm", "LearnedPositions", "Linear", "MultiHeadAttention", "SRUpp", "SinusoidalPositions", "Stack",
-    "TransformerDecoderLayer", "TransformerEncoderLayer",
+    "FeedForward", "LayerNorm", "LearnedPositions", "Linear", "MultiHeadAttention", "SRUpp", "SinusoidalPositions",
+    "Stack", "TransformerDecoderLayer", "TransformerEncoderLayer",
 ]
