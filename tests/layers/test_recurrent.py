@@ -26,7 +26,7 @@ def numbers(*shape, seed=0):
 def test_the_fast_loop_equals_the_plain_one_around_the_ends_of_blocks(name, T):
     """Products are taken a block of steps at a time: 5 of RWA, 8 of URNN, 20 of LSTM and RRALSTM."""
     layer, x, mask = FAST[name](D, H, rng=0, dtype="float64"), numbers(2, T, D), np.ones((2, T), bool)
-    mask[0, T // 2:] = False
+    mask[0, T // 2:], x[0, T // 2:] = False, np.nan
     dout = upstream(layer(x, mask=mask))
     fast = all_gradients(layer, x, {"mask": mask}, dout)
     layer.fast = False
@@ -40,6 +40,20 @@ def test_step_by_step_equals_the_whole(name):
     for t in range(L):
         y_t, stepping = layer.step(x[:, t], stepping)
         assert_close(y_t, y[:, t])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_state_and_its_gradient_hold_no_memory_but_their_own(name, masked):
+    """No views that would keep the arrays of all steps."""
+    layer = FAMILIES[name](D, H, rng=0, dtype="float64")
+    (y, state), cache = layer.forward(numbers(B, 50, D), mask=np.ones((B, 50), bool) if masked else None)
+    _, dstate0 = layer.backward((y, state), cache)
+    for entry in (*state, *dstate0):
+        owner = entry
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        assert owner.nbytes < 3 * entry.nbytes + 256
 
 
 @pytest.mark.parametrize("name", FAMILIES)
