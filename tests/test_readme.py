@@ -1,4 +1,4 @@
-"""What the README says is true: its names exist, its example prints what it shows, its commands parse."""
+"""What the README and docs/ say is true: names and links exist, examples print what they show, commands parse."""
 
 import ast
 import contextlib
@@ -14,71 +14,94 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs/guide.md").read_text(encoding="utf-8")
+EQUATIONS = (ROOT / "docs/equations.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def section(title):
-    return README.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+def section(page, title):
+    return page.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
 
 
 def blocks(text, language):
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
+def printed(code):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(code, "example", "exec"), {})
+    return out.getvalue()
+
+
 def defined_names(path):
-    """Classes and functions at the top of a file."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    """Classes and functions at the top of a file, and `Class.method`."""
+    names = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return names
 
 
 def named_code():
-    """(file, name) of every row of the table from equations to code."""
-    for row in section("From the papers' equations to the code").splitlines():
+    """{path: names} of all rows of the tables from equations to code."""
+    files = {}
+    for row in EQUATIONS.splitlines():
         if row.startswith("|") and "`" in row:
             for part in row.split("|")[3].split(";"):
-                path, names = part.removeprefix(" on a GPU").split(":")
-                for name in re.findall(r"`([^`]+)`", names):
-                    yield path.strip(" `"), name
+                path, names = part.split(":")
+                files.setdefault(path.strip(" `"), set()).update(re.findall(r"`([^`]+)`", names))
+    return files
 
 
-@pytest.mark.parametrize(("path", "name"), list(named_code()))
-def test_the_names_in_the_table_of_equations_exist(path, name):
-    assert name in defined_names(ROOT / path)
+@pytest.mark.parametrize(("path", "names"), named_code().items(), ids=named_code())
+def test_the_names_in_the_tables_of_equations_exist(path, names):
+    assert names and names <= defined_names(ROOT / path), names - defined_names(ROOT / path)
 
 
-def test_the_table_names_something():
-    assert len(list(named_code())) > 20
+def test_the_tables_of_equations_cover_the_layers():
+    assert len(named_code()) > 20
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
         assert target.startswith("http") or (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize(("page", "most"), [("README.md", 160), ("docs/guide.md", 120)])
+def test_pages_stay_short(page, most):
+    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= most
+
+
 def test_the_example_prints_what_it_shows():
-    code, = blocks(section("An example"), "python")
-    shown, = blocks(section("An example"), "text")
-    assert len(code.strip().splitlines()) <= 20
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        exec(compile(code, "README example", "exec"), {})
-    assert out.getvalue() == shown
+    code, = blocks(section(README, "An example"), "python")
+    shown, = blocks(section(README, "An example"), "text")
+    assert len([line for line in code.splitlines() if line]) <= 15
+    assert printed(code) == shown
 
 
-def test_the_layer_to_copy_passes_its_check(tmp_path):
-    text = section("Adding a layer, and checking it")
-    code, = blocks(text, "python")
-    (tmp_path / "scale.py").write_text(code, encoding="utf-8")
-    commands = re.findall(r"^    python (-m minigrad.gradcheck .*)$", text, re.MULTILINE)
-    assert len(commands) == 2
-    for command in commands:
-        done = subprocess.run([sys.executable, *shlex.split(command)], cwd=tmp_path, capture_output=True, text=True,
-                              timeout=60)
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "where.png").exists()
+def test_the_guides_examples_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    printed("".join(blocks(section(GUIDE, "The contract in use") + section(GUIDE, "Saving and loading"), "python")))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def gradcheck_commands():
+    return re.findall(r"^    python (-m minigrad.gradcheck .*)$", README + GUIDE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", gradcheck_commands())
+def test_the_checks_of_layers_pass(command, tmp_path):
+    layer, = blocks(section(GUIDE, "A layer of your own"), "python")
+    (tmp_path / "scale.py").write_text(layer, encoding="utf-8")
+    done = subprocess.run([sys.executable, *shlex.split(command)], cwd=tmp_path, capture_output=True, text=True,
+                          timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "where.png").exists() == ("where.png" in command)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 @pytest.mark.parametrize("task", ["adding", "char_lm", "tsdae", "clipping", "imdb", "pixel_mnist"])
 def test_the_commands_of_the_tasks_parse(task, page):
     parse = importlib.import_module(f"tasks.{task}").parse
