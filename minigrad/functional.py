@@ -26,12 +26,12 @@ class softmax:
         xp = array_module(x)
         y = xp.exp(x - x.max(axis=-1, keepdims=True))
         y /= y.sum(axis=-1, keepdims=True)
-        return y, (y,)
+        return y, y
 
     @staticmethod
     def backward(dy, cache):
         """dx = y * (dy - sum_j y_j dy_j)."""
-        y, = cache
+        y = cache
         return y * (dy - (y * dy).sum(axis=-1, keepdims=True))
 
 
@@ -57,11 +57,11 @@ class tanh:
     @staticmethod
     def forward(x):
         y = array_module(x).tanh(x)
-        return y, (y,)
+        return y, y
 
     @staticmethod
     def backward(dy, cache):
-        y, = cache
+        y = cache
         return (1 - y * y) * dy
 
 
@@ -71,11 +71,11 @@ class logistic:
     @staticmethod
     def forward(x):
         y = sigmoid(x)
-        return y, (y,)
+        return y, y
 
     @staticmethod
     def backward(dy, cache):
-        y, = cache
+        y = cache
         return y * (1 - y) * dy
 
 
@@ -84,11 +84,11 @@ class relu:
 
     @staticmethod
     def forward(x):
-        return array_module(x).maximum(x, 0), (x > 0,)
+        return array_module(x).maximum(x, 0), x > 0
 
     @staticmethod
     def backward(dy, cache):
-        positive, = cache
+        positive = cache
         return array_module(dy).where(positive, dy, 0)
 
 
@@ -216,6 +216,60 @@ class softmax_attention:
             _add_product(dS.swapaxes(-1, -2), scaled_q[..., rows, :], dk[..., keys, :], alone)
         dq *= scale
         return dq, dk, dv
+
+
+class plain_attention:
+    """softmax_attention as its equations are written: all scores at once, for a reader and as its oracle.
+
+    Arguments, results and gradients are those of softmax_attention.
+    """
+
+    @staticmethod
+    def forward(q, k, v, mask=None, causal=False, scale=None, *, window=None, dropout=0.0, rng=None):
+        xp = array_module(q=q, k=k, v=v, mask=mask)
+        _check_attention(q, k, v, causal, window, dropout)
+        mask, over_keys = _over_scores(mask, q, k)
+        if over_keys:                                                        # NaN in a masked key ends here
+            k, v = (xp.where(mask.swapaxes(-1, -2), array, 0) for array in (k, v))
+        (L, e), M = q.shape[-2:], k.shape[-2]
+        scale = 1 / math.sqrt(e) if scale is None else scale
+        S = scale * q @ k.swapaxes(-1, -2)                                   # (..., L, M)
+        if causal:
+            S = xp.where(_future(slice(0, L), slice(0, M), M - L, window, xp), -math.inf, S)
+        if mask is not None:
+            S = xp.where(mask, S, -math.inf)
+        P = softmax_rows(S)
+        drop = None
+        if rng is not None and dropout:                                      # drawn as softmax_attention draws it
+            drop = xp.zeros_like(P)
+            for rows, keys in attention_blocks(L, M, causal, window, query_block(xp, window)):
+                drop[..., rows, keys] = uniform_like(rng, xp.ascontiguousarray(P[..., rows, keys])) >= dropout
+            drop *= 1 / (1 - dropout)
+        A = (P if drop is None else P * drop) @ v
+        return A, _PlainAttentionCache(q, k, v, P, drop, scale)
+
+    @staticmethod
+    def backward(dA, cache):
+        """The equations of softmax_attention.backward: dq, dk, dv."""
+        q, k, v, P, drop, scale = cache
+        check_shape("plain_attention", "dA", dA, (*q.shape[:-1], v.shape[-1]))
+        dP = dA @ v.swapaxes(-1, -2)
+        dropped = P
+        if drop is not None:
+            dP, dropped = dP * drop, P * drop
+        dS = P * (dP - (P * dP).sum(axis=-1, keepdims=True))
+        return scale * dS @ k, scale * dS.swapaxes(-1, -2) @ q, dropped.swapaxes(-1, -2) @ dA
+
+
+class _PlainAttentionCache(NamedTuple):
+    """What plain_attention's backward reads."""
+
+    q: Any          # (..., L, e)
+    k: Any          # (..., M, e)
+    v: Any          # (..., M, e_v)
+    P: Any          # (..., L, M)
+    drop: Any       # (..., L, M) or None
+    scale: float
 
 
 class _AttentionCache(NamedTuple):

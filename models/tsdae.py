@@ -280,8 +280,8 @@ class TSDAE(Layer):
 
     forward(noisy (B, L), clean (B, T), noisy_mask=None, clean_mask=None, rng=None) -> logits (N, vocab), cache: of the
     N real words after the first of a clean sentence, row by row; `targets(clean, clean_mask)` are their ids (N,).
-    (Without clean_mask: (B, T-1, vocab) and (B, T-1).) Both begin with [CLS] and end with [SEP]; masks are True where real.
-    Both take `places` too, (N,) from `predicted_places(clean_mask)`: on a GPU finding them means waiting.
+    (Without clean_mask: (B, T-1, vocab) and (B, T-1).) Both begin with [CLS] and end with [SEP]; masks are True where
+    real. Both take `places` too, (N,) from `predicted_places(clean_mask)`: on a GPU finding them means waiting.
     backward(dlogits, cache) -> None.
     Raises ValueError and TypeError as its parts do.
     """

@@ -17,7 +17,7 @@ from minigrad.layers.transformer import FeedForward, TransformerDecoderLayer, Tr
 from minigrad.layers.urnn import URNN
 
 __all__ = [
-    "GRU", "IRNN", "LSTM", "RNN", "RRALSTM", "RWA", "SRU", "URNN", "Bidirectional", "Dropout", "Embedding", "FeedForward",
-    "LayerNorm", "LearnedPositions", "Linear", "MultiHeadAttention", "SRUpp", "SinusoidalPositions", "Stack",
-    "TransformerDecoderLayer", "TransformerEncoderLayer",
+    "GRU", "IRNN", "LSTM", "RNN", "RRALSTM", "RWA", "SRU", "URNN", "Bidirectional", "Dropout", "Embedding",
+    "FeedForward", "LayerNorm", "LearnedPositions", "Linear", "MultiHeadAttention", "SRUpp", "SinusoidalPositions",
+    "Stack", "TransformerDecoderLayer", "TransformerEncoderLayer",
 ]

@@ -22,11 +22,10 @@ class Dropout(Layer):
         if x.dtype.kind != "f":
             raise TypeError(f"Dropout: x has dtype {x.dtype}; expected floating-point numbers")
         if rng is None or self.p == 0:
-            return x, (None,)
+            return x, None
         scaled_mask = (uniform_like(rng, x) >= self.p).astype(x.dtype)
         scaled_mask *= 1 / (1 - self.p)
-        return x * scaled_mask, (scaled_mask,)
+        return x * scaled_mask, scaled_mask
 
     def backward(self, dy, cache):
-        scaled_mask, = cache
-        return dy if scaled_mask is None else dy * scaled_mask
+        return dy if cache is None else dy * cache

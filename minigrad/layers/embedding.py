@@ -116,11 +116,10 @@ class SinusoidalPositions(Layer):
     def forward(self, x, mask=None, rng=None):
         xp = array_module(x=x, mask=mask)
         check_rank_and_width("SinusoidalPositions", "x", x, 3, self.d)
-        return x + self.positions(x.shape[1], xp).astype(x.dtype), (x.shape,)
+        return x + self.positions(x.shape[1], xp).astype(x.dtype), x.shape
 
     def backward(self, dy, cache):
-        shape, = cache
-        check_shape("SinusoidalPositions", "dy", dy, shape)
+        check_shape("SinusoidalPositions", "dy", dy, cache)
         return dy
 
 

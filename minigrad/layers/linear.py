@@ -31,11 +31,11 @@ class Linear(Layer):
         y = _rows_times(x, self.W.value)                         # (..., d_out)
         if self.b is not None:
             y += self.b.value
-        return y, (x,)
+        return y, x
 
     def backward(self, dy, cache):
         """dx = dy W^T; W.grad += x^T dy; b.grad += sum dy (over every position)."""
-        x, = cache
+        x = cache
         check_shape("Linear", "dy", dy, (*x.shape[:-1], self.W.value.shape[1]))
         rows, drows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])   # (N, d_in), (N, d_out)
         self.W.grad += rows.T @ drows

@@ -131,7 +131,8 @@ class Recurrent(Layer):
         for t in range(T):
             (y, after), cache = self.cell(x[:, t], state, *weights, **draws)
             if t == 0:
-                check_state(f"{type(self).__name__}.cell", after, self.state_shapes(len(x)), "the new state")
+                shapes = {name: entry.shape for name, entry in zip(self.state_shapes(len(x)), state)}
+                check_state(f"{type(self).__name__}.cell", after, shapes, "the new state")
             if mask is not None:
                 y, after = _select(mask[:, t], y, 0), tuple(_select(mask[:, t], a, b) for a, b in zip(after, state))
             state = after
@@ -186,12 +187,6 @@ class Recurrent(Layer):
         if mask is not None:
             check_mask(name, mask, x.shape[:2])
 
-    def split_state(self, state, state_shapes):                              # TEMPORARY: until every family has a cell
-        if state is None:
-            return (None,) * len(state_shapes)
-        check_state(type(self).__name__, state, state_shapes)
-        return state
-
     def check_upstream(self, upstream, y_shape, state_shapes):
         """(dy, dstate with None for what is missing) from what was handed to backward.
 
@@ -206,11 +201,15 @@ class Recurrent(Layer):
         return dy, dstate
 
 
-def split_upstream(upstream):
-    """(dy, dstate) from what was handed to backward. Raises TypeError when it is not such a pair."""
+def split_upstream(upstream, owner=None, entries=None):
+    """(dy, dstate) from what was handed to backward; with `entries`, their names, dstate as a tuple, None for zero.
+
+    Raises TypeError when it is not such a pair, ValueError for a dstate of another length.
+    """
     if not isinstance(upstream, tuple | list) or len(upstream) != 2:
         raise TypeError(f"backward got a {type(upstream).__name__}; expected the pair (dy, dstate), None meaning zero")
-    return upstream
+    dy, dstate = upstream
+    return dy, dstate if entries is None else split_state(owner, "dstate", dstate, entries)
 
 
 def split_state(owner, name, state, entries):

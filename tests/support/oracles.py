@@ -1,5 +1,5 @@
-"""Slow, plain sequences: the cells' own equations (lstm_step, rra_step, sru_step), one step after another, masks
-included; and the papers' equations once more, under torch autograd.
+"""Slow, plain sequences: SRU's own equations (sru_step), one step after another, masks included; and the papers'
+equations once more, under torch autograd.
 
 What the fast loops must equal.
 """
