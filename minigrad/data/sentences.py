@@ -96,7 +96,7 @@ class WordVocabulary:
 
 
 def padded(sequences, value=PAD):
-    """(ids, mask), (B, L) each, of sequences of ids: to the right of each, up to the longest one, stands `value`."""
+    """(ids, mask), (B, L) each, of sequences of ids, right-padded with `value` to the longest one."""
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
     ids = np.full(mask.shape, value, np.int64)

@@ -121,7 +121,7 @@ class Recurrent(Layer):
         return dx, dstate0
 
     def plain_forward(self, x, state, mask, weights, **draws):
-        """The cell, step by step. At a masked step y is 0 and the state stays as it is."""
+        """The cell, step by step. At a masked step y is 0 and the state does not change."""
         xp, T = array_module(x), x.shape[1]
         dtype = xp.result_type(x.dtype, weights[0].dtype)
         x, state = x.astype(dtype, copy=False), tuple(entry.astype(dtype) for entry in state)    # state: a copy
@@ -188,7 +188,7 @@ class Recurrent(Layer):
             check_mask(name, mask, x.shape[:2])
 
     def check_upstream(self, upstream, y_shape, state_shapes):
-        """(dy, dstate with None for what is missing) from what was handed to backward.
+        """(dy, dstate) from backward's argument, with None for what is missing.
 
         Raises TypeError when it is not a pair, ValueError for a wrong shape (nothing is broadcast).
         """
@@ -202,7 +202,7 @@ class Recurrent(Layer):
 
 
 def split_upstream(upstream, owner=None, entries=None):
-    """(dy, dstate) from what was handed to backward; with `entries`, their names, dstate as a tuple, None for zero.
+    """(dy, dstate) from backward's argument; with `entries`, their names, dstate as a tuple, None for zero.
 
     Raises TypeError when it is not such a pair, ValueError for a dstate of another length.
     """

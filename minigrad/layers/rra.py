@@ -22,7 +22,7 @@ def rra_attention(past, w_hat):
     """Equation 9: a_t = sum_k w_hat[k-1] h_{t-k-offset+1}, k = 1 ... K.
 
     past (B, P, h), oldest first, past[:, -1] = h_{t-1}; with P = K+offset-1 its first K states are the window,
-    the oldest of them weighed by w_hat[K-1].
+    the oldest of them with the weight w_hat[K-1].
     """
     K = len(w_hat)
     return sum(w_hat[k - 1] * past[:, K - k] for k in range(1, K + 1))
