@@ -1,4 +1,4 @@
-// The recurrence of SRU and SRU++ (Lei et al. 2018, arXiv 1709.02755; minigrad/layers/sru.py: SRU.cell), one launch for
+// The recurrence of SRU and SRU++ (Lei et al. 2018, arXiv 1709.02755; minigrad/layers/sru.py: sru_cell), one launch for
 // all steps. The backward is derived in docs/derivations/sru.md.
 //
 //     f_t  = sigma(u1_t + v_f c_{t-1} + b_f)
