@@ -1,4 +1,4 @@
-"""Work in parts that stay in the cache (backend.cache_blocks): the parts are all of an array, and what is computed part
+"""Work in parts that stay in the cache (memory.cache_blocks): the parts are all of an array, and what is computed part
 by part is what the plain formula over the whole array gives."""
 
 import math
@@ -8,7 +8,7 @@ import pytest
 from helpers import assert_close, assert_identical
 from test_optim import CASES, make, parameters_and_gradients, run
 
-from minigrad import Parameter, backend
+from minigrad import Parameter, memory
 from minigrad.clipping import grad_norm
 from minigrad.functional import gelu_tanh, softmax_attention
 from minigrad.losses import softmax_cross_entropy
@@ -17,13 +17,13 @@ from minigrad.memory import apply, cache_blocks
 
 @pytest.fixture
 def one_row_each(monkeypatch):
-    monkeypatch.setattr(backend, "CACHE_BLOCK", 1)
+    monkeypatch.setattr(memory, "CACHE_BLOCK", 1)
 
 
 @pytest.mark.parametrize("shape", [(10, 6), (10,), (7, 2, 3), (1, 100), (0, 4), (3, 0), ()], ids=str)
 @pytest.mark.parametrize("size", [1, 100, 1 << 18])
 def test_the_parts_are_the_whole_once(shape, size, monkeypatch):
-    monkeypatch.setattr(backend, "CACHE_BLOCK", size)
+    monkeypatch.setattr(memory, "CACHE_BLOCK", size)
     array = np.zeros(shape)
     parts = cache_blocks(array)
     for part in parts:
@@ -107,7 +107,7 @@ def test_attention_writes_every_gradient(settings, more, monkeypatch):
     def filled(shape, dtype, xp=np):
         return xp.full(shape, np.nan, dtype)
     monkeypatch.setattr("minigrad.functional.empty", filled)
-    monkeypatch.setattr("minigrad.backend.empty", filled)
+    monkeypatch.setattr("minigrad.memory.empty", filled)
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, n, 3, 4)).transpose(0, 2, 1, 3) for n in (5, 5 + more, 5 + more))
     A, cache = softmax_attention.forward(q, k, v, **settings)
@@ -124,7 +124,7 @@ def test_attention_writes_every_gradient(settings, more, monkeypatch):
 def test_a_step_in_parts_is_the_step(name, monkeypatch):
     histories = []
     for size in (1 << 18, 1):
-        monkeypatch.setattr(backend, "CACHE_BLOCK", size)
+        monkeypatch.setattr(memory, "CACHE_BLOCK", size)
         parameters, gradients = parameters_and_gradients("float32")
         histories.append(run(make(name, parameters), gradients[:10], 0.01)[-1])
     for whole, in_parts in zip(*histories):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from minigrad import Parameter, Sequential, backend
+from minigrad import Parameter, Sequential, memory
 from minigrad.layers import Linear
 from minigrad.optim import SGD, Adadelta, Adam, AdamW, Momentum, RAdam, RMSprop
 
@@ -247,9 +247,9 @@ def test_steps_are_in_place_and_leave_gradients_alone(name):
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_step_block_by_block_is_the_same_bit_for_bit(name, monkeypatch):
     def moved(block):
-        monkeypatch.setattr(backend, "CACHE_BLOCK", block)
+        monkeypatch.setattr(memory, "CACHE_BLOCK", block)
         parameters, gradients = parameters_and_gradients()
-        assert len(backend.cache_blocks(parameters[0].value)) == (1 if block > 1000 else 3)
+        assert len(memory.cache_blocks(parameters[0].value)) == (1 if block > 1000 else 3)
         optimizer = make(name, parameters)
         return run(optimizer, gradients[:5], optimizer.lr)[-1]
     for blocked, whole in zip(moved(40), moved(10**6)):

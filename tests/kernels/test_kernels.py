@@ -48,7 +48,7 @@ def filled_with_nan(shape, dtype, xp=np):
 
 
 def on_the_shim(monkeypatch, kernel):
-    monkeypatch.setattr(kernels, "kernel", kernel)
+    monkeypatch.setattr(launch, "kernel", kernel)
     for family in cuda_shim.families():
         module = importlib.import_module(f"minigrad.kernels.{family}")
         if hasattr(module, "empty"):
@@ -292,7 +292,7 @@ def test_a_softmax_of_nothing_has_a_mask_too(put, shape):
 
 def test_a_mask_that_broadcast_to_repeats_is_not_written_out(monkeypatch):
     given = []
-    monkeypatch.setattr(kernels, "kernel", lambda *names: lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(launch, "kernel", lambda *names: lambda *arguments: given.append(arguments))
     mask = np.broadcast_to(np.arange(14).reshape(2, 1, 1, 7) > 3, (2, 1, 5, 7))
     fused.masked_softmax(np.zeros((2, 3, 5, 7)), mask, slice(0, 5), slice(0, 7), 0, False, None)
     (_, _, _, mask, *strides), = ([*arguments[:8]] for arguments in given)
@@ -459,9 +459,9 @@ def test_the_norm_and_clipping(put, through_kernels, dtype):
     moved = [Parameter(value) for value in put([p.value for p in plain])]
     for parameter, g in zip(moved, put([p.grad for p in plain])):
         parameter.grad[...] = g
-    norm = optim.clip_grad_norm(plain, 1.5)
+    norm = clipping.clip_grad_norm(plain, 1.5)
     through_kernels()
-    got = optim.clip_grad_norm(moved, 1.5)
+    got = clipping.clip_grad_norm(moved, 1.5)
     assert got.shape == ()
     np.testing.assert_allclose(asnumpy(got), norm, rtol=1e-14)
     assert_near([p.grad for p in moved], [p.grad for p in plain], dtype)
@@ -482,7 +482,7 @@ def test_clipping_by_value_and_zeros(put, through_kernels, c, dtype):
         parameter.grad = g
     parameters[-1].grad, expected[-1] = parameters[-1].grad[:, ::2], expected[-1][:, ::2]
     through_kernels()
-    optim.clip_grad_value(parameters, c)
+    clipping.clip_grad_value(parameters, c)
     for parameter, right in zip(parameters, expected):
         np.testing.assert_array_equal(asnumpy(parameter.grad), right)
     optim.SGD(parameters).zero_grad()
@@ -495,7 +495,7 @@ def test_the_norm_of_gradients_with_gaps(put, through_kernels):
     for parameter, g in zip(parameters, put([np.full((2, 2), 1.0), np.full((2, 2), 7.0)])):
         parameter.grad = g[:, ::2]
     through_kernels()
-    assert asnumpy(optim.grad_norm(parameters)) == 10
+    assert asnumpy(clipping.grad_norm(parameters)) == 10
 
 
 def test_parameters_of_several_dtypes(put, through_kernels):
@@ -508,7 +508,7 @@ def test_parameters_of_several_dtypes(put, through_kernels):
     through_kernels()
     run = Momentum(parameters, lr=0.5)
     for step in range(2):
-        got = optim.clip_grad_norm(parameters, 1.0)
+        got = clipping.clip_grad_norm(parameters, 1.0)
         np.testing.assert_allclose(asnumpy(got), [norm, 1.0][step], rtol=1e-3)
         parameters[0].grad = parameters[0].grad.copy()
         run.accumulators = copy(run.accumulators)
@@ -524,8 +524,8 @@ def test_clipping_a_gradient_between_others(put, through_kernels):
     parameter = Parameter(around[1:-1])
     parameter.grad = around[1:-1]
     through_kernels()
-    np.testing.assert_allclose(asnumpy(optim.clip_grad_norm([parameter], 1.0)), 2 * np.sqrt(5000), rtol=1e-14)
-    optim.clip_grad_value([parameter], 0.01)
+    np.testing.assert_allclose(asnumpy(clipping.clip_grad_norm([parameter], 1.0)), 2 * np.sqrt(5000), rtol=1e-14)
+    clipping.clip_grad_value([parameter], 0.01)
     SGD([parameter]).zero_grad()
     assert np.flatnonzero(np.isnan(asnumpy(around))).tolist() == [0, 5001]
     assert not asnumpy(parameter.grad).any()
@@ -538,7 +538,7 @@ def test_norms_at_the_ends_of_the_range(put, through_kernels, norm, place):
     values = put([np.zeros(5000), np.zeros(3)])
     parameters = [Parameter(value) for value in values]
     parameters[0].grad[place] = norm
-    got = optim.clip_grad_norm(parameters, np.inf)
+    got = clipping.clip_grad_norm(parameters, np.inf)
     np.testing.assert_allclose(asnumpy(got), norm, rtol=1e-10)
     assert np.isfinite(norm) or all(np.isnan(asnumpy(p.grad)).all() for p in parameters)
 
@@ -612,7 +612,7 @@ def losses(layer, device="cpu"):
         (y, _), cache = layer.forward(x, mask=mask)
         loss, loss_cache = mean_squared_error.forward(y, targets)
         layer.backward((mean_squared_error.backward(1.0, loss_cache), None), cache)
-        optim.clip_grad_norm(layer.parameters(), 0.5)
+        clipping.clip_grad_norm(layer.parameters(), 0.5)
         optimizer.step()
         seen.append(float(loss))
     return seen
@@ -672,12 +672,12 @@ def test_steps_and_clipping_move_nothing(stand_in, optimizer, settings):
     parameters = [Parameter(value) for value in to_device([np.ones((3, 4)), np.ones(5000, "float32")], "gpu")]
     run = optimizer(parameters, **settings)
     for _ in range(2):                                                       # the first sends the tables
-        optim.clip_grad_norm(parameters, 1.0)
+        clipping.clip_grad_norm(parameters, 1.0)
         run.step()
     with stand_in.no_transfers():
         run.zero_grad()
-        optim.clip_grad_value(parameters, 1.0)
-        optim.clip_grad_norm(parameters, 1.0)
+        clipping.clip_grad_value(parameters, 1.0)
+        clipping.clip_grad_norm(parameters, 1.0)
         run.step()
 
 
@@ -715,8 +715,8 @@ def test_every_launch_is_on_the_device_of_its_arrays(monkeypatch):
     for optimizer, settings in OPTIMIZERS:
         run = optimizer([Parameter(to_device(np.ones(3), "gpu"))], **settings)
         run.zero_grad()
-        optim.clip_grad_norm(run.parameters, 1.0)
-        optim.clip_grad_value(run.parameters, 1.0)
+        clipping.clip_grad_norm(run.parameters, 1.0)
+        clipping.clip_grad_value(run.parameters, 1.0)
         run.step()
     assert launched == set().union(*(cuda_shim.signatures(launch.source(family)) for family in cuda_shim.families()))
     assert device.times == 0
@@ -945,12 +945,12 @@ def cupy(monkeypatch):
 
 
 def test_a_family_is_compiled_once_for_each_device_and_dtype(cupy):
-    launch = launch.kernel("sru", "sru_forward", "float32")
-    launch(3, 32, 1, 2.0)
-    launch((3, 4), (32, 8), 5)
-    launch(0, 32, 1)
-    launch((3, 0), 32, 1)
-    assert kernels.kernel("sru", "sru_forward", np.dtype("float32")) is launch
+    run = launch.kernel("sru", "sru_forward", "float32")
+    run(3, 32, 1, 2.0)
+    run((3, 4), (32, 8), 5)
+    run(0, 32, 1)
+    run((3, 0), 32, 1)
+    assert launch.kernel("sru", "sru_forward", np.dtype("float32")) is run
     launch.kernel("sru", "sru_backward", "float32")
     module, = Module.made
     assert module.launches == [("sru_forward", (3,), (32,), (1, 2.0)), ("sru_forward", (3, 4), (32, 8), (5,))]
@@ -984,7 +984,7 @@ def test_a_dtype_without_kernels(cupy):
 def test_where_there_are_kernels(cupy, monkeypatch):
     assert kernels.of(np) is None
     assert kernels.of(cupy) is fused
-    monkeypatch.setattr(kernels, "gpu_available", lambda: True)
+    monkeypatch.setattr(launch, "gpu_available", lambda: True)
     assert kernels.available()
     monkeypatch.setenv(kernels.SWITCH, "0")
     assert kernels.of(cupy) is None
@@ -997,7 +997,7 @@ def test_where_there_are_kernels(cupy, monkeypatch):
     monkeypatch.setenv(kernels.SWITCH, "")
     assert kernels.of(cupy) is fused
     monkeypatch.delenv(kernels.SWITCH)
-    monkeypatch.setattr(kernels, "gpu_available", lambda: False)
+    monkeypatch.setattr(launch, "gpu_available", lambda: False)
     assert not kernels.available()
 
 
