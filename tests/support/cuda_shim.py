@@ -1,6 +1,6 @@
 """The kernels of minigrad/kernels on the CPU: each .cu compiled as C++ with cuda_shim.h, and launched on NumPy arrays.
 
-`Shim().kernel` takes the place of `minigrad.kernels.kernel`, so that everything from a layer down to the kernel's text
+`Shim().kernel` takes the place of `launch.kernel`, so that everything from a layer down to the kernel's text
 runs, but for CuPy. What a launch is given is held to the kernel's signature: count, dtype, contiguity. Nothing may be
 loaded or written outside its arrays; and each grid runs twice, in opposite orders, which may not change a bit: the
 threads of a GPU have no order. (Not so where a kernel has its arrays' addresses from a table.)
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 FLAGS = ["g++", "-std=c++20", "-O1", "-fPIC", "-pthread", "-w", f"-I{HERE}"]
 GLOBAL = 'extern "C" __global__ void'
 SIGNATURE = re.compile(GLOBAL + r' (\w+)\(([^)]*)\)\s*\{(.*?)\n\}', re.DOTALL)
-GUARD = 1024                       # entries before and behind each array
+GUARD = 1024                       # entries before and after each array
 SMALL = 1 << 24                    # bytes: larger arrays are given as they are
 LOAD = re.compile(r"(inline \w+ load\(const \w+\* a, Index i\) \{ )")
 BUILT_IN = {"Index": np.int64, "float": np.float32, "double": np.float64, "bool": np.bool_, "Acc": None, "REAL": None}
@@ -76,14 +76,14 @@ class Shim:
             self.libraries[dtype] = ctypes.CDLL(str(library))
 
     def kernel(self, source, name, dtype, first=0, fibers=True):
-        """As minigrad.kernels.kernel. first: the first block that is run; fibers: else threads of the machine."""
+        """As launch.kernel. first: the first block that is run; fibers: else threads of the machine."""
         dtype = np.dtype(dtype)
         launch.options(dtype)                                               # raises for a dtype without kernels
         parameters, synchronises = self.signatures[source][name]
         library = self.libraries[dtype.name]
         body = getattr(library, f"run_{source}_{name}")
 
-        def launch(blocks, threads, *arguments):
+        def start(blocks, threads, *arguments):
             grid, block = (tuple(n) if isinstance(n, tuple) else (n,) for n in (blocks, threads))
             if not all(grid):
                 return
@@ -102,7 +102,7 @@ class Shim:
             for n, array in once.items():
                 if "const" not in parameters[n][0]:
                     values[n][...] = array
-        return launch
+        return start
 
 
 def run_guarded(library, values, name, all_seen, run):
