@@ -19,9 +19,9 @@ class Optimizer:
 
     no_decay: parameters that weight_decay leaves alone (biases, gains, those that get no gradient).
 
-    `accumulators[slot]` is a list of arrays, one per parameter, in the order of `parameters`; with `steps`, the
-    number of steps taken, it is all that a continued run needs. They get the dtype and device that the parameters have
-    at construction, so convert or move a layer first.
+    `accumulators[slot]` is a list of arrays, one a parameter, in the order of `parameters`; with `steps`, the
+    number of steps taken, it is all that a continued run needs. They are made with the dtype and on the device that the
+    parameters have then: convert or move a layer first.
 
     kernel      the name of the CUDA kernel with the same update (kernels/optim.cu); None: plain CuPy on a GPU
     places      the accumulators in the kernel's order; one that is not in `slots` is absent
@@ -48,7 +48,7 @@ class Optimizer:
                              for slot in self.slots}
 
     def step(self):
-        """Update every parameter once, in place."""
+        """Move every parameter once, in place."""
         self.steps += 1
         fused = kernels.of(array_module(self.parameters[0].value))
         if fused and self.fused_step(fused):
@@ -62,7 +62,7 @@ class Optimizer:
                 self.update(theta, g, **dict(zip(self.slots, accumulators)))
 
     def fused_step(self, fused):
-        """Update every parameter in one launch; False, with nothing done, if that is not possible."""
+        """Move every parameter in one launch; False, and nothing done, where that is not possible."""
         if self.kernel is None:
             return False
         slots = [self.accumulators[place] if place in self.slots else [None] * len(self.parameters)
@@ -161,7 +161,7 @@ class Adadelta(Optimizer):
 
 
 class RMSprop(Optimizer):
-    """Tieleman and Hinton 2012; centred as in Graves 2013. eps is outside the root, or inside it with `eps_inside`:
+    """Tieleman and Hinton 2012; centred as in Graves 2013. eps is outside the root, or with `eps_inside` in it:
 
         E[g^2] <- rho E[g^2] + (1-rho) g^2          n = E[g^2]
         E[g]   <- rho E[g] + (1-rho) g              n = E[g^2] - E[g]^2     (centred)
@@ -267,9 +267,9 @@ class RAdam(AdamW):
                      theta <- theta - lr r_t m_hat sqrt(1 - beta2^t) / (sqrt(v) + eps)
         else:        theta <- theta - lr m_hat                                (v is too uncertain to divide by)
 
-    The paper's condition is rho_t > 4, where r_t is defined; 5 is PyTorch's (the authors' code has >= 5). The paper has
-    no eps; here it is added to sqrt(v), as in PyTorch, not to sqrt(v_hat) as in Adam. With beta2 = 0.999 the first five
-    steps are of the second kind; with beta2 <= 2/3 all are.
+    The paper's condition is rho_t > 4, where r_t begins; 5 is PyTorch's (its authors' code has >= 5). The paper has no
+    eps; here it stands beside sqrt(v), as in PyTorch, not beside sqrt(v_hat) as in Adam. With beta2 = 0.999 the first
+    five steps are of the second kind; with beta2 <= 2/3 all are.
     """
 
     def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, no_decay=()):
@@ -295,7 +295,7 @@ class RAdam(AdamW):
 
 
 def rectification(t, beta2):
-    """r_t of RAdam, None if rho_t <= 5: a function of the step alone, so that nothing waits for a GPU."""
+    """r_t of RAdam, None where rho_t <= 5: a number of the step alone, so that nothing waits for a GPU."""
     rho_inf = 2 / (1 - beta2) - 1
     rho = rho_inf - 2 * t * beta2**t / (1 - beta2**t)
     if rho <= 5:

@@ -1,4 +1,4 @@
-"""Training checkpoints: what they hold besides the model, and how to load a model from one."""
+"""What a training checkpoint holds besides the model, and how a model is read from one."""
 
 from zlib import crc32
 
@@ -9,7 +9,7 @@ TRAINER_KEYS = ("optimizer.", "trainer.", "carried.")
 
 
 def model_tensors(tensors):
-    """{name: array} of a training checkpoint, without what only the trainer needs."""
+    """{name: array} of a training checkpoint without what only the trainer needs."""
     return {name: array for name, array in tensors.items() if not name.startswith(TRAINER_KEYS)}
 
 

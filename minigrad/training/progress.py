@@ -14,7 +14,7 @@ def clock(seconds):
 class Progress:
     """Shows step, rate, ETA and the latest figures.
 
-    update(step, figures)    every step; figures ({name: number}) may be None: unchanged
+    update(step, figures)    every step; figures ({name: number}) may be None for 'as before'
     line(text)               a line that stays (above the bar on a terminal)
     """
 
@@ -30,7 +30,7 @@ class Progress:
                         smoothing=0.05) if terminal else None
 
     def update(self, step, figures=None, line=False):
-        """`line` prints a plain line now (an evaluation); otherwise there is one every ten seconds."""
+        """`line` asks for a plain line now (an evaluation); otherwise one comes every ten seconds."""
         self.figures.update(figures or {})
         if self.bar is not None:
             if figures:

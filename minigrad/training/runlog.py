@@ -1,4 +1,4 @@
-"""log.csv of a run: one row per log interval, written at once, truncated when a run is resumed from an earlier step."""
+"""log.csv of a run: one row a log interval, written at once, cut back when a run is resumed from an earlier step."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ from minigrad.tensors import CheckpointError, write_atomically
 
 
 class RunLog:
-    """Rows of numbers with fixed columns, the first of them "step". Missing values are None, and empty in the file.
+    """Rows of numbers under fixed columns, the first of them "step". Missing values are None, and empty in the file.
 
     rows    list of {column: number or None}
     """
@@ -33,7 +33,7 @@ class RunLog:
         self.rows.append(row)
 
     def read(self, step):
-        """Read the file's rows up to `step`. Raises CheckpointError for a file that is missing or not a log."""
+        """Take the file's rows up to `step`. Raises CheckpointError for a file that is missing or no log."""
         try:
             self.columns, rows = read_log(self.path)
         except (OSError, ValueError) as error:
@@ -41,11 +41,11 @@ class RunLog:
         self.rows = [row for row in rows if row["step"] <= step]
 
     def write(self):
-        """Replace the file by the rows, atomically."""
+        """Write the rows, atomically, in place of the file."""
         write_atomically(self.path, self._line(self.columns) + b"".join(map(self._row, self.rows)))
 
     def cut_back(self, step):
-        """`read` and `write`: removes what a killed run wrote after its checkpoint."""
+        """`read` and `write`: what a killed run wrote beyond its checkpoint goes."""
         self.read(step)
         self.write()
 

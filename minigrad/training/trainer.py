@@ -1,7 +1,7 @@
-"""The training loop of every task: run folder, log, checkpoints, exact resume, clean termination.
+"""The training loop that serves every task: run folder, log, checkpoints, exact resume, clean ends.
 
 A run is a function of its configuration: the examples of a step and its random numbers depend on (seed, step) alone,
-so a run that is killed at any point and resumed ends in the same numbers, bit for bit, as one never stopped.
+so a run that is killed anywhere and resumed ends in the same numbers, bit for bit, as one never stopped.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class NonFiniteError(ArithmeticError):
 
 
 class Interrupted(Exception):
-    """The run was stopped (Ctrl-C or SIGTERM) and has saved its state."""
+    """The run was asked to stop (Ctrl-C or SIGTERM) and has saved its state."""
 
 
 class Trainer:
@@ -44,17 +44,18 @@ class Trainer:
     forward_backward    f(model, batch, rng) -> loss, a 0-d array; runs forward and backward
     evaluate            f(model) -> {name: float}, the same names each time
     out                 the run folder; must exist
-    best                the name in `evaluate`'s result that is minimised to choose `best` (maximised with `largest`)
+    best                the name in `evaluate`'s result whose smallest value decides which checkpoint is `best`, its
+                        largest with `largest`
     config              JSON-able settings, kept in each checkpoint; a resumed run must have the same
-    clip_norm, clip_value   clipping by global norm, by value (first the value, then the norm); None: no clipping
-    seed, device        of the steps' random numbers; where the batches are moved to
-    eval_epochs         also evaluate at the end of each epoch; `batches` must have position(step)
+    clip_norm, clip_value   clipping by global norm, by value (first the value, then the norm); None: not
+    seed, device        of the steps' random numbers, and where the batches go
+    eval_epochs         evaluate at the end of each epoch too, wherever that falls; `batches` must have position(step)
     shown               the names in `evaluate`'s result that the progress shows; None: `best`
-    schedule            schedule(step) -> the lr of the next step, counting from 0: a function of the step alone
-                        (minigrad.schedules); None: the optimizer's lr is constant
+    schedule            schedule(step) -> the lr of the step about to be taken, counting from 0: a function of the step
+                        alone (minigrad.schedules); None: the optimizer's lr stays
     carried             for truncated backpropagation through time: a tree of arrays on the model's device, the state
                         given to the first step (usually zeros). forward_backward is then f(model, batch, rng, state) ->
-                        (loss, new_state), and the next step gets new_state, which must have the names, shapes and
+                        (loss, new_state), and the next step is given new_state, which must have the names, shapes and
                         dtypes of `carried`; or all zeros (False), if `batches` has a method begins(step) and that says
                         True. The state is part of each checkpoint
 
@@ -90,10 +91,10 @@ class Trainer:
     # ---- the loop ----------------------------------------------------------------------------------------
 
     def train(self, steps, stop=None):
-        """Train up to step `steps`; `stop(log)` is called after each evaluation and may return a reason to end.
+        """Train up to step `steps`; `stop(log)` is asked after each evaluation and may return a reason to end.
 
         Returns that reason, or None. Raises NonFiniteError, naming the step and the tensor, or what `validate`
-        says (the last good checkpoint is kept), and Interrupted after Ctrl-C or SIGTERM, once the state is saved.
+        says (the last good checkpoint stays), and Interrupted after Ctrl-C or SIGTERM, the state being saved.
         """
         if not self.log.columns:
             self._first_row()
@@ -133,7 +134,7 @@ class Trainer:
         with self._naming_the_step(self.step + 1):
             loss, state = self._forward_backward(batch, rng)
         norm = grad_norm(self.named.values())
-        if on_host(norm) or (self.step + 1) % self.log_every == 0:           # on a GPU this means waiting
+        if on_host(norm) or (self.step + 1) % self.log_every == 0:           # on a GPU looking means waiting
             self._require_finite(loss, norm)                                 # before clipping, which would hide Inf
         if self.clip_value is not None:
             clip_grad_value(self.named.values(), self.clip_value)
@@ -175,7 +176,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _naming_the_step(self, step):
-        """Add the step and the last checkpoint to a model's error, which knows neither."""
+        """A model's `validate` knows neither the step nor what is kept of the run."""
         try:
             yield
         except ArithmeticError as error:
@@ -210,7 +211,7 @@ class Trainer:
         return evaluates
 
     def save(self):
-        """Write `best` if the newest evaluation is the best so far, then `last`; neither if a value is not finite."""
+        """Write `best` if the newest evaluation is the best so far, then `last`; nothing if a value is not finite."""
         self._require_finite_parameters()
         evaluated = self.log.rows[-1]
         value = evaluated.get(self.best_name) if evaluated["step"] == self.step else None
@@ -226,7 +227,7 @@ class Trainer:
         return best is None or (value > best if self.largest else value < best)
 
     def _tensors(self):
-        """{name: array} of all that a resumed run needs: the arrays themselves."""
+        """{name: array}, the arrays themselves, of all that a resumed run needs."""
         names = {id(parameter): name for name, parameter in self.named.items()}
         tensors = self.model.named_arrays()
         for slot, arrays in self.optimizer.accumulators.items():
@@ -244,10 +245,10 @@ class Trainer:
         return self._tensors(), meta
 
     def resume(self):
-        """Continue from last.safetensors of the run folder.
+        """Go on from last.safetensors of the run folder.
 
-        Raises CheckpointError, naming the key, if it is from another model, optimizer, seed or configuration, or if
-        the log does not reach the checkpoint; then nothing is changed.
+        Raises CheckpointError, naming the key, when it is not of this model, optimizer, seed and configuration, and
+        when the log does not reach the checkpoint; nothing is changed then.
         """
         path = self.out / "last.safetensors"
         tensors, meta = load_tensors(path)
@@ -266,9 +267,9 @@ class Trainer:
         self.log, self.step, self.seconds, self.best, self.optimizer.steps = log, step, seconds, best, taken
 
     def resume_if_begun(self):
-        """`resume` if the folder holds a checkpoint; False if the run was killed before its first one.
+        """`resume` where the folder holds a checkpoint; False where the run was killed before its first.
 
-        Raises CheckpointError if the checkpoint is missing although the log goes beyond step 0.
+        Raises CheckpointError when the checkpoint is missing although the log goes on.
         """
         if (self.out / "last.safetensors").exists():
             self.resume()
@@ -302,7 +303,7 @@ class Trainer:
             raise CheckpointError(f"checkpoint {path}: {key} is {came!r}; this run has {expected!r}")
 
     def _require_fitting(self, state):
-        """A new state must have the carried one's names, shapes and dtypes. No values are read."""
+        """A new state must be as the carried one is: names, shapes, dtypes. Only these are looked at, no values."""
         old, new = dict(tree_leaves(self.carried, "carried")), dict(tree_leaves(state, "carried"))
         array_module(parameters=self.tally, **new)
         for name in [*old, *new]:
@@ -345,7 +346,7 @@ class Trainer:
 
 
 class _StopSignals:
-    """A context in which SIGINT and SIGTERM call `handler` (in the main thread only; no other can handle signals)."""
+    """Within it SIGINT and SIGTERM call `handler` (in the main thread; elsewhere signals cannot be handled)."""
 
     def __init__(self, handler):
         self.handler, self.before = handler, {}

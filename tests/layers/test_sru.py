@@ -21,7 +21,7 @@ from oracles import (
 from minigrad.backend import uniform_like
 from minigrad.fast.sru import CHUNK
 from minigrad.layers import SRU
-from minigrad.layers.sru import sru_step, sru_step_backward
+from minigrad.layers.sru import sru_cell, sru_cell_backward
 
 H = 5
 HIGHWAY_BIAS = -1.0
@@ -102,8 +102,8 @@ def test_one_step_equals_torch_autograd(k, activation, drop):
     torch, rng = pytorch(), np.random.default_rng(0)
     u, x, c, dh, dc = (rng.standard_normal(s) for s in [(B, k * H), (B, H), (B, H), (B, H), (B, H)])
     vectors, m = rng.standard_normal((4, H)), dropout_mask(5) if drop else None
-    (h, new_c), cache = sru_step(u, x, c, *vectors, 1.3, activation, m)
-    (du, dx, dc0), sums = sru_step_backward(dh, dc, cache, *vectors[:2], 1.3)
+    (h, new_c), cache = sru_cell(u, x, c, *vectors, 1.3, activation, m)
+    (du, dx, dc0), sums = sru_cell_backward(dh, dc, cache, *vectors[:2], 1.3)
 
     leaves = [tensor(array) for array in (u, x, c, *vectors)]
     tu, tx, tc, v_f, v_r, b_f, b_r = leaves

@@ -1,4 +1,4 @@
-"""Slow, plain sequences: SRU's own equations (sru_step), one step after another, masks included; and the papers'
+"""Slow, plain sequences: SRU's own equations (sru_cell), one step after another, masks included; and the papers'
 equations once more, under torch autograd.
 
 What the fast loops must equal.
@@ -7,9 +7,9 @@ What the fast loops must equal.
 import numpy as np
 import pytest
 
-from minigrad.layers.sru import sru_step, sru_step_backward
+from minigrad.layers.sru import sru_cell, sru_cell_backward
 
-# ---- SRU: its own step (sru_step), one after another ------------------------------------------------------
+# ---- SRU: its own step (sru_cell), one after another ------------------------------------------------------
 
 def choose(real, new, old):
     """new where the sample's step is real, old elsewhere."""
@@ -25,7 +25,7 @@ def plain_sru_forward(layer, x, c, mask, m):
         real = mask[:, t]
         x_t = np.where(real[:, None], x[:, t], 0)
         n = x_t if layer.projection is None else x_t @ layer.W_q.value
-        (h, new_c), cache = sru_step(n @ W, x_t, c, *rest, layer.scale, layer.activation, m)
+        (h, new_c), cache = sru_cell(n @ W, x_t, c, *rest, layer.scale, layer.activation, m)
         c = choose(real, new_c, c)
         ys.append(choose(real, h, 0))
         caches.append((x_t, n, cache))
@@ -38,7 +38,7 @@ def plain_sru_backward(layer, dy, dc, mask, caches):
     total = {name: np.zeros_like(p.value) for name, p in layer.named_parameters()}
     for t in reversed(range(dy.shape[1])):
         real, (x_t, n, cache) = mask[:, t], caches[t]
-        (du, dx, dold), sums = sru_step_backward(
+        (du, dx, dold), sums = sru_cell_backward(
             choose(real, dy[:, t], 0), choose(real, dc, 0), cache, layer.v_f.value, layer.v_r.value, layer.scale)
         dc = choose(real, dold, dc)
         for name, gradient in zip(("v_f", "v_r", "b_f", "b_r", weight.name), (*sums, n.T @ du)):
@@ -47,7 +47,7 @@ def plain_sru_backward(layer, dy, dc, mask, caches):
         if layer.projection is not None:
             total["W_q"] += x_t.T @ dn
             dn = dn @ layer.W_q.value.T
-        dxs.insert(0, choose(real, dn + dx if dx.shape == dn.shape else dn, 0))
+        dxs.insert(0, choose(real, dn if dx is None else dn + dx, 0))
     return np.stack(dxs, axis=1), dc, total
 
 

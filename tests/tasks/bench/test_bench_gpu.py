@@ -47,7 +47,7 @@ def launch_nothing(family, name, dtype):
 @pytest.fixture
 def gpu(fake_gpu, monkeypatch):
     """The stand-in, the recurrence's launches empty; the layers run without kernels, and compute."""
-    monkeypatch.setattr(kernels, "kernel", launch_nothing)
+    monkeypatch.setattr(launch, "kernel", launch_nothing)
     monkeypatch.setattr(bench_gpu_measure.gc, "collect", lambda *generation: 0)  # which takes its time
     monkeypatch.setitem(sys.modules, "torch", None)
     return fake_gpu
@@ -65,7 +65,7 @@ def with_kernels(gpu, monkeypatch):
 def peers(fake_gpu, monkeypatch):
     """PyTorch on the CPU in the place of PyTorch on a GPU; nothing is compiled."""
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(kernels, "kernel", launch_nothing)
+    monkeypatch.setattr(launch, "kernel", launch_nothing)
     monkeypatch.setattr(bench_gpu_measure.gc, "collect", lambda *generation: 0)
     monkeypatch.setattr(bench_gpu_peers, "compiled", lambda torch, function: function)
     monkeypatch.setattr(bench_gpu_peers, "on_a_gpu", lambda: (torch, "cpu", "torch on the CPU"))
