@@ -5,16 +5,14 @@ Every parity test runs twice: everywhere on the shim, and with `-m gpu` through 
 
 import importlib
 import mmap
-import re
+import os
 import shutil
 import sys
-import types
 
 import cuda_shim
 import numpy as np
 import pytest
 from cases import TABLE
-from cuda_compilers import ARCHITECTURES, numbers, nvcc, nvcc_problem, nvrtc, nvrtc_library, one_text
 from helpers import floats, grads, run_forward, upstream
 
 from minigrad import Parameter, functional, kernels
@@ -34,9 +32,17 @@ on_shim = pytest.param("shim", marks=[no_gxx, pytest.mark.slow])
 every_dtype = pytest.mark.parametrize("dtype", TOLERANCE)
 
 
+def shared_folder(tmp_path_factory, name):
+    """One folder for all workers of a run (pytest-xdist)."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cuda_shim" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
-    return cuda_shim.Shim(tmp_path_factory.mktemp("shim"))
+    return cuda_shim.Shim(shared_folder(tmp_path_factory, "kernels"))
 
 
 def copy(tree):
@@ -724,70 +730,6 @@ def test_every_launch_is_on_the_device_of_its_arrays(monkeypatch):
     assert device.times == 0
 
 
-# ---- the texts -------------------------------------------------------------------------------------------
-
-ALLOWED = [r"typedef long long Index;", r"const int [A-Z_0-9]+ = [^;]*;", r"for \(int s = 0; s < [A-Z_]+;",
-           r"for \(unsigned \w+ = (1|blockDim\.x / 2);", r"unsigned short"]
-FORBIDDEN = {
-    "a 32-bit number that could be an offset": r"\b(int|unsigned|short|long|char|size_t)\b",
-    "a product of 32-bit built-in variables": r"(?<!\(Index\))\b(threadIdx|blockIdx|blockDim|gridDim)\.\w \*",
-    "a product of a 32-bit constant": r"\b(\d+|[A-Z_]{2,}) \* (threadIdx|blockIdx|blockDim|gridDim)\b",
-    "something included": r"#\s*include",
-    "a warp's own instruction": r"__(shfl|ballot|any|all|syncwarp|reduce)|warpSize",
-    "sums in no fixed order": r"\batomic",
-    "a constant of one precision": r"\d\.\d*f\b|\bexpf\b|\btanhf\b|\bsqrtf\b",
-}
-
-
-def text_problems(text):
-    """What the text of a kernel must not have, each with its line."""
-    found = []
-    for line in re.sub(r"//.*", "", text).splitlines():
-        rest = line
-        for allowed in ALLOWED:
-            rest = re.sub(allowed, "", rest)
-        found += [f"{what}: {line.strip()}" for what, pattern in FORBIDDEN.items() if re.search(pattern, rest)]
-    return found
-
-
-@pytest.mark.parametrize("family", cuda_shim.families())
-def test_the_text_of_the_kernels(family):
-    assert text_problems(launch.source(family)) == []
-
-
-@pytest.mark.parametrize("family", cuda_shim.families())
-def test_a_constant_of_text_and_launch_is_one(family):
-    module = importlib.import_module(f"minigrad.kernels.{family}")
-    for line in re.findall(r"const int ([^;]*);", launch.source(family)):
-        for name, number in re.findall(r"(\w+) = (\d+)", line):
-            assert int(number) == getattr(launch if name == "MOST_THREADS" else module, name.replace("MOST_", ""),
-                                          int(number)), name
-
-
-@pytest.mark.parametrize("family", cuda_shim.families())
-def test_every_kernel_is_launched(family):
-    launched = set(re.findall(r'"(\w+)"', (launch.FOLDER / f"{family}.py").read_text("utf-8")))
-    if family == "optim":
-        launched |= {optimizer.kernel for optimizer, _ in OPTIMIZERS}
-    assert set(cuda_shim.signatures(launch.source(family))) <= launched
-
-
-@pytest.mark.parametrize(("family", "right", "wrong"), [
-    ("sru", "typedef long long Index;", "typedef int Index;"),
-    ("sru", "const Index n = thread_number()", "const int n = thread_number()"),
-    ("sru", "(Index)blockIdx.x * blockDim.x", "blockIdx.x * blockDim.x"),
-    ("sru", "(Index)blockIdx.x * blockDim.x + threadIdx.x", "(Index)(blockDim.x * blockIdx.x + threadIdx.x)"),
-    ("optim", "work[2 * (Index)blockIdx.x]", "work[2 * blockIdx.x]"),
-    ("norm", "(Index)gridDim.y * ROWS", "ROWS * gridDim.y"),
-    ("lstm", "(Index)blockIdx.y * gridDim.x", "blockIdx.y * gridDim.x"),
-    ("norm", "const Index row = blockIdx.x", "const unsigned row = blockIdx.x"),
-    ("softmax", "sum = block_sum(sum);", "sum += __shfl_xor_sync(~0, sum, 1);"),
-    ("optim", "parts[first_part + blockIdx.x] = sum", "atomicAdd(parts, sum)")])
-def test_faults_of_the_text(family, right, wrong):
-    assert right in launch.source(family)
-    assert text_problems(launch.source(family).replace(right, wrong))
-
-
 @no_gxx
 @pytest.mark.slow
 def test_offsets_beyond_2_to_the_31(shim):
@@ -866,13 +808,13 @@ PARITY = {"sru": sru_parity, "lstm": loop_parity, "norm": norm_parity, "softmax"
 
 
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory, shim):
+def faulty(tmp_path_factory):
     sources = {}
     for n, (family, right, wrong, _) in enumerate(FAULTS):
         text = launch.source(family)
         assert right in text, right
         sources[f"{family}_{n}"] = text.replace(right, wrong)
-    return cuda_shim.Shim(tmp_path_factory.mktemp("faults"), sources, ("float64",), shim.runtime)
+    return cuda_shim.Shim(shared_folder(tmp_path_factory, "faults"), sources)
 
 
 @no_gxx
@@ -885,141 +827,6 @@ def test_planted_faults_are_found(faulty, monkeypatch, through_kernels, n):
     found = r"Not equal to tolerance|depends on the threads' order|(reads|writes) outside"
     with pytest.raises(AssertionError, match=found):
         PARITY[family](copy, **more, **case)
-
-
-# ---- the compilers ---------------------------------------------------------------------------------------
-
-@pytest.mark.slow
-@pytest.mark.skipif(nvcc_problem() is not None, reason=str(nvcc_problem()))
-@every_dtype
-def test_nvcc_compiles_every_kernel(tmp_path, dtype):
-    """For three generations of GPUs; nothing is spilled, and no stack is used, at the newest."""
-    reports = nvcc(dtype, tmp_path)
-    names = {name for family in cuda_shim.families() for name in cuda_shim.signatures(launch.source(family))}
-    assert set(reports) == {(name, sm) for name in names for sm in ARCHITECTURES}
-    for (name, sm), report in reports.items():
-        stores, loads, stack, registers = numbers(report)
-        assert sm != "90" or (stores, loads, stack) == (0, 0, 0), f"{name} spills: {report}"
-        assert registers <= 255
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(nvrtc_library() is None, reason="no package brings NVRTC (nvidia-cuda-nvrtc, which CuPy needs)")
-@every_dtype
-def test_nvrtc_compiles_every_kernel(dtype):
-    """With what CuPy calls, and the options it is given."""
-    cubin, log = nvrtc(nvrtc_library(), one_text(), launch.options(dtype), "90")
-    assert len(cubin) > 1000
-    assert "warning" not in log
-
-
-# ---- the loader ------------------------------------------------------------------------------------------
-
-class Module:
-    """In place of cupy.RawModule: says what it was given."""
-
-    made, error = [], None
-
-    def __init__(self, code, options):
-        self.code, self.options, self.launches = code, options, []
-        Module.made.append(self)
-
-    def compile(self):
-        if Module.error:
-            raise Module.error
-
-    def get_function(self, name):
-        return lambda grid, block, arguments: self.launches.append((name, grid, block, arguments))
-
-
-@pytest.fixture
-def cupy(monkeypatch):
-    """A stand-in for CuPy with two devices; `.current` is the current one's number."""
-    cupy = types.ModuleType("cupy")
-    cupy.current, cupy.RawModule = 0, Module
-    cupy.cuda = types.SimpleNamespace(Device=lambda: types.SimpleNamespace(id=cupy.current))
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(Module, "made", [])
-    monkeypatch.setattr(Module, "error", None)
-    for cached in (launch._kernel, launch._module):
-        cached.cache_clear()
-    yield cupy
-    for cached in (launch._kernel, launch._module):
-        cached.cache_clear()
-
-
-def test_a_family_is_compiled_once_for_each_device_and_dtype(cupy):
-    kernel = launch.kernel("sru", "sru_forward", "float32")
-    kernel(3, 32, 1, 2.0)
-    kernel((3, 4), (32, 8), 5)
-    kernel(0, 32, 1)
-    kernel((3, 0), 32, 1)
-    assert launch.kernel("sru", "sru_forward", np.dtype("float32")) is kernel
-    launch.kernel("sru", "sru_backward", "float32")
-    module, = Module.made
-    assert module.launches == [("sru_forward", (3,), (32,), (1, 2.0)), ("sru_forward", (3, 4), (32, 8), (5,))]
-    assert module.options == ("-std=c++17", "-DREAL=float")
-    assert "sru_backward" in module.code
-    launch.kernel("sru", "sru_forward", "float64")
-    launch.kernel("norm", "norm_forward", "float32")
-    cupy.current = 1
-    launch.kernel("sru", "sru_forward", "float32")
-    assert len(Module.made) == 4
-
-
-@pytest.mark.parametrize(("error", "cause"), [
-    (RuntimeError("sru.cu(3): remark: here\nsru.cu(7): error: expected a ';'\n1 error detected"), "expected a ';'"),
-    (RuntimeError("=====\nFailed to find CUDA headers\nInstall them\n====="), "(Failed to find CUDA headers)"),
-    (ImportError(), "(ImportError)")])
-def test_a_kernel_that_does_not_compile(cupy, error, cause):
-    Module.error = error
-    with pytest.raises(kernels.KernelError) as raised:
-        launch.kernel("sru", "sru_forward", "float32")
-    assert "the GPU kernels of sru.cu could not be compiled for float32" in str(raised.value)
-    assert cause in str(raised.value)
-    assert "MINIGRAD_KERNELS=0" in str(raised.value)
-
-
-def test_a_dtype_without_kernels(cupy):
-    with pytest.raises(kernels.KernelError, match=r"arrays of \w+ have no GPU kernels; expected one of float16, "):
-        launch.kernel("sru", "sru_forward", np.longdouble)
-
-
-def test_where_there_are_kernels(cupy, monkeypatch):
-    assert kernels.of(np) is None
-    assert kernels.of(cupy) is fused
-    monkeypatch.setattr(launch, "gpu_available", lambda: True)
-    assert kernels.available()
-    monkeypatch.setenv(kernels.SWITCH, "0")
-    assert kernels.of(cupy) is None
-    assert not kernels.available()
-    for value in ("false", "2", " 0"):
-        monkeypatch.setenv(kernels.SWITCH, value)
-        with pytest.raises(kernels.KernelError, match=f"MINIGRAD_KERNELS is '{value}' in the environment; expected 0"):
-            kernels.of(cupy)
-        assert kernels.of(np) is None
-    monkeypatch.setenv(kernels.SWITCH, "")
-    assert kernels.of(cupy) is fused
-    monkeypatch.delenv(kernels.SWITCH)
-    monkeypatch.setattr(launch, "gpu_available", lambda: False)
-    assert not kernels.available()
-
-
-def test_arrays_on_two_devices():
-    class OnDevice:
-        def __init__(self, device):
-            self.device = device
-    with pytest.raises(kernels.KernelError, match=r"layer_norm_forward got arrays on the devices \['0', '1'\]"):
-        fused.layer_norm_forward(OnDevice(0), OnDevice(1), OnDevice(0), 1e-5)
-    with pytest.raises(kernels.KernelError, match="layer_norm_backward got arrays on the devices"):
-        fused.layer_norm_backward(OnDevice(0), OnDevice(0), (OnDevice(1), None, None))
-
-
-@pytest.mark.parametrize("name", fused.__all__)
-def test_every_function_minds_the_device(name):
-    """Those of the optimizers do it themselves, with `device_of`."""
-    function = getattr(fused, name)
-    assert hasattr(function, "__wrapped__") or function.__module__ == "minigrad.kernels.optim"
 
 
 @no_gxx
