@@ -115,20 +115,18 @@ class Layer:
         return self
 
     def settings(self):
-        """{name: value} of the attributes that are numbers, strings or flags: `repr` shows them with the shapes."""
+        """{name: value} of the attributes that are numbers, strings or flags: `repr` shows them after the shapes."""
         return {name: value for name, value in vars(self).items()
                 if not name.startswith("_") and isinstance(value, bool | int | float | str)}
 
     def __repr__(self):
-        parts = [f"{name}={value!r}" for name, value in self.settings().items()]
-        inner = []
-        for name, child in self.children():
-            if isinstance(child, Parameter):
-                parts.append(f"{name} {child.value.shape}")
-            else:
-                inner.append(f"{name}: {child!r}".replace("\n", "\n    "))
-        lines = "".join(f"\n    {line}" for line in inner)
-        return f"{type(self).__name__}({', '.join(parts)})" + (f" of{lines}" if inner else "")
+        shapes = [f"{name} {child.value.shape}" for name, child in self.children() if isinstance(child, Parameter)]
+        own = ", ".join(shapes + [f"{name}={value!r}" for name, value in self.settings().items()])
+        inner = [f"{name}: {child!r}" for name, child in self.children() if isinstance(child, Layer)]
+        if not inner:
+            return f"{type(self).__name__}({own})"
+        lines = "\n".join([own, *inner] if own else inner).replace("\n", "\n    ")
+        return f"{type(self).__name__}(\n    {lines}\n)"
 
 
 def summary(layer):
