@@ -184,10 +184,11 @@ has_images() {                                      # there, or one folder below
     compgen -G "$1/train-images*idx3-ubyte*" > /dev/null || compgen -G "$1/*/train-images*idx3-ubyte*" > /dev/null
 }
 
-stage environment 60 "$out/environment.txt" "" "$out/environment.txt" "$python" tests/support/gpu_check_figures.py describe
+stage environment 60 "$out/environment.txt" "" "$out/environment.txt" \
+    "$python" tests/support/gpu_check_figures.py describe
 
-# Only the files that have tests for a GPU: collecting all takes long. Warnings are shown and are no errors: they may come
-# from the versions of CuPy and NumPy there.
+# Only the files that have tests for a GPU: collecting all takes long. Warnings are shown and are no errors: they may
+# come from the versions of CuPy and NumPy there.
 mapfile -t files < <(grep -lF mark.gpu tests/*.py tests/*/*.py)
 stage tests "$tests_limit" "$out/tests.txt" "" "$out/tests.txt" \
     "$python" -m pytest -m gpu -v -W default --tb=short --durations=10 -p no:cacheprovider \

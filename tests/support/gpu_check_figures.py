@@ -1,4 +1,4 @@
-"""The figures in the summary of tests/gpu_check.sh: `python tests/support/gpu_check_figures.py WHAT [FILE]` prints.
+"""The figures in the summary of tests/gpu_check.sh: `python tests/support/gpu_check_figures.py WHAT [FILE]`.
 
     describe             the machine, in lines: card, driver, versions, commit
     environment FILE     of those lines: card and versions
