@@ -1,4 +1,4 @@
-"""The recurrent layers that the tasks compare, by name: RRA, and the models of Wang 2017, Table 1, beside it."""
+"""The recurrent layers that the tasks compare, by name: RRA, and the models of Wang 2017, Table 1."""
 
 from minigrad import layers
 from minigrad.check import check_choice
@@ -16,13 +16,13 @@ def build_cell(name, d, h, *, window=10, offset=2, normalize="sum", forget_bias=
                dtype=None):
     """(layer, width): the recurrent layer `name` that maps (B, L, d) to (B, L, width), h units.
 
-    name         one of CELLS, or of BOTH_WAYS: two of it, one reading from the end (Bidirectional), 2h wide
+    name         one of CELLS, or of BOTH_WAYS: two of them, one reading backwards (Bidirectional), 2h wide
     window       K, the states that rra attends to; k of rnn-residual's shortcut from h_{t-k}, and of rnn-attention's
                  weights over h_{t-2} ... h_{t-k}
     forget_bias  of rra and lstm, with `init`; offset and normalize: of rra
 
-    The width is h, of urnn 2h: [Re h, Im h]. Raises ValueError for another name, and for a setting that the layer
-    refuses.
+    The width is h, of urnn 2h: [Re h, Im h]. Raises ValueError for another name, or for a setting that the layer
+    rejects.
     """
     check_choice("build_cell", "name", name, CELLS + BOTH_WAYS)
     rng = generator(rng)

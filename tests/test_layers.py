@@ -1,24 +1,21 @@
-"""Linear, Dropout, and the packing of masks: what the contract table does not see."""
+"""Linear and Dropout: what the contract table does not see."""
 
 import numpy as np
 import pytest
-from cases import B, L, mask_kinds
-from helpers import assert_identical
 
 from minigrad.layers import Dropout, Linear
-from minigrad.packing import Packing, pack, unpack
 
 X = np.ones((200, 500))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_dropout_keeps_a_share_and_the_mean(p):
-    y, (scaled_mask,) = Dropout(p).forward(X, rng=np.random.default_rng(0))
+    y, (scaled_mask, shape) = Dropout(p).forward(X, rng=np.random.default_rng(0))
     kept = y != 0
     assert kept.mean() == pytest.approx(1 - p, abs=0.01)
     np.testing.assert_allclose(y[kept], 1 / (1 - p))
     assert y.mean() == pytest.approx(1, abs=0.03)
-    dx = Dropout(p).backward(3 * X, (scaled_mask,))
+    dx = Dropout(p).backward(3 * X, (scaled_mask, shape))
     np.testing.assert_allclose(dx, 3 * y)
 
 
@@ -72,23 +69,3 @@ def test_linear_refuses_an_upstream_gradient_of_another_shape():
     _, cache = layer.forward(np.ones((2, 3, 4)))
     with pytest.raises(ValueError, match=r"Linear: dy has shape \(6, 3\); expected \(2, 3, 3\)"):
         layer.backward(np.ones((6, 3)), cache)
-
-
-# ---- masks by packing ------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("mask", mask_kinds().values(), ids=mask_kinds())
-def test_packed_rows_are_the_real_steps(mask):
-    x, packing = np.random.default_rng(0).standard_normal((B, L, 4)), Packing.of(mask)
-    packed = np.zeros_like(x)
-    for b in range(B):
-        steps = np.flatnonzero(mask[b])
-        packed[b, :len(steps)] = x[b, steps]
-    moved = np.array([[*np.flatnonzero(row), *np.flatnonzero(~row)] for row in mask])
-    whole = Packing(moved, np.argsort(moved, axis=1), mask.sum(axis=1), mask)             # as on a GPU
-    dirty = np.where(mask[:, :, None], x, np.nan)
-    for one in (packing, whole):
-        assert_identical(pack(dirty, one), packed)
-        assert_identical(unpack(pack(dirty, one), one), np.where(mask[:, :, None], x, 0))
-        assert_identical(one.lengths, mask.sum(axis=1))
-    nothing_to_move = all(sorted(row, reverse=True) == row for row in mask.tolist())
-    assert (packing.order is None) == (packing.inverse is None) == nothing_to_move

@@ -1,4 +1,4 @@
-"""The layers. One file a family; in each, the equations first, then forward with backward directly under it."""
+"""The layers. One file per family; in each, the equations first, then forward with backward directly below."""
 
 from minigrad.layers.attention import MultiHeadAttention
 from minigrad.layers.containers import Bidirectional, Stack

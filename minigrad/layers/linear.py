@@ -14,7 +14,7 @@ class Linear(Layer):
     W (d_in, d_out)  Glorot uniform
     b (d_out,)       zero; absent with bias=False
     x (..., d_in) -> y (..., d_out), dtype of x and W together. `mask` and `rng` are accepted and have no effect:
-    each position is mapped on its own.
+    each position is mapped separately.
 
     Raises ValueError for a wrong width, TypeError for a wrong dtype or device.
     """

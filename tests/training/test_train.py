@@ -136,7 +136,7 @@ def test_clipping_by_value_bounds_every_entry(tmp_path):
 
 def test_the_norm_is_computed_once_a_step(tmp_path, monkeypatch):
     """Clipping by norm needs it again only after clipping by value."""
-    calls, grad_norm = [], optim.grad_norm
+    calls, grad_norm = [], clipping.grad_norm
     for module in (optim, train_module):
         monkeypatch.setattr(module, "grad_norm", lambda parameters: calls.append(0) or grad_norm(parameters))
     for clip, expected in [({"clip_norm": 0.1}, 5), ({"clip_value": 0.1}, 5),
