@@ -1,15 +1,29 @@
 """A language model: embedding, n layers of SRU, SRU++ or LSTM, output (Lei 2021, arXiv 2102.12459)."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from minigrad.backend import array_module
-from minigrad.check import check_choice, check_count
+from minigrad.check import check_choice, check_count, check_shape
 from minigrad.initializers import generator, uniform
 from minigrad.layer import Layer
 from minigrad.layers import LSTM, SRU, Dropout, Embedding, Linear, SRUpp, Stack
 from minigrad.layers.recurrent import split_upstream
 
 LAYERS = ("sru", "sru-proj", "srupp", "lstm")      # sru-proj: SRU++ without its attention
+
+
+class LanguageModelCache(NamedTuple):
+    """What backward reads: the cache of each part, the mask, and the shape of the logits."""
+
+    embedding: Any
+    in_drop: Any
+    layers: Any
+    out_drop: Any
+    output: Any
+    mask: Any
+    shape: tuple
 
 
 class LanguageModel(Layer):
@@ -49,13 +63,15 @@ class LanguageModel(Layer):
         logits, output_cache = self.output.forward(h)
         if mask is not None:
             logits = array_module(logits).where(mask[:, :, None], logits, 0)
-        return (logits, state), (embedding_cache, in_cache, layers_cache, out_cache, output_cache, mask)
+        return (logits, state), LanguageModelCache(
+            embedding_cache, in_cache, layers_cache, out_cache, output_cache, mask, logits.shape)
 
     def backward(self, upstream, cache):
-        embedding_cache, in_cache, layers_cache, out_cache, output_cache, mask = cache
+        embedding_cache, in_cache, layers_cache, out_cache, output_cache, mask, shape = cache
         dlogits, dstate = split_upstream(upstream)
         dh = None
         if dlogits is not None:
+            check_shape("LanguageModel", "dlogits", dlogits, shape)
             if mask is not None:
                 dlogits = array_module(dlogits).where(mask[:, :, None], dlogits, 0)
             dh = self.drop.backward(self.output.backward(dlogits, output_cache), out_cache)

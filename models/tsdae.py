@@ -95,10 +95,10 @@ class _Words(Layer):
         if self.norm_first:
             x, norm_cache = self.norm.forward(x)
         x, drop_cache = self.drop.forward(x, rng=rng)
-        return x, (embedding_cache, positions_cache, (norm_cache, drop_cache))
+        return x, (embedding_cache, positions_cache, norm_cache, drop_cache)
 
     def backward(self, dx, cache):
-        embedding_cache, positions_cache, (norm_cache, drop_cache) = cache
+        embedding_cache, positions_cache, norm_cache, drop_cache = cache
         dx = self.drop.backward(dx, drop_cache)
         if self.norm_first:
             dx = self.norm.backward(dx, norm_cache)
@@ -144,10 +144,12 @@ class Encoder(Layer):
             x, norm_cache = self.words.norm.forward(x)
         if self.pooling != "cls":
             x, pool_cache = pool(x, mask, self.pooling)
-        return x, (words_cache, caches, (norm_cache, pool_cache))
+        return x, (words_cache, caches, norm_cache, pool_cache)
 
     def backward(self, ds, cache):
-        words_cache, caches, (norm_cache, pool_cache) = cache
+        words_cache, caches, norm_cache, pool_cache = cache
+        (B, _, d), _ = pool_cache
+        check_shape("TSDAE's encoder", "ds", ds, (B, d))
         dx = ds if self.pooling == "cls" else pool_backward(ds, pool_cache, self.pooling)
         if not self.words.norm_first:
             dx = self.words.norm.backward(dx, norm_cache)

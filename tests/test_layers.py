@@ -10,12 +10,12 @@ X = np.ones((200, 500))
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_dropout_keeps_a_share_and_the_mean(p):
-    y, scaled_mask = Dropout(p).forward(X, rng=np.random.default_rng(0))
+    y, (scaled_mask, shape) = Dropout(p).forward(X, rng=np.random.default_rng(0))
     kept = y != 0
     assert kept.mean() == pytest.approx(1 - p, abs=0.01)
     np.testing.assert_allclose(y[kept], 1 / (1 - p))
     assert y.mean() == pytest.approx(1, abs=0.03)
-    dx = Dropout(p).backward(3 * X, scaled_mask)
+    dx = Dropout(p).backward(3 * X, (scaled_mask, shape))
     np.testing.assert_allclose(dx, 3 * y)
 
 

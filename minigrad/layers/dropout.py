@@ -1,7 +1,7 @@
 """Dropout (Srivastava et al. 2014), in the inverted form: scaling happens in training."""
 
 from minigrad.backend import array_module, uniform_like
-from minigrad.check import check_number
+from minigrad.check import check_number, check_shape
 from minigrad.layer import Layer
 
 
@@ -22,10 +22,12 @@ class Dropout(Layer):
         if x.dtype.kind != "f":
             raise TypeError(f"Dropout: x has dtype {x.dtype}; expected floating-point numbers")
         if rng is None or self.p == 0:
-            return x, None
+            return x, (None, x.shape)
         scaled_mask = (uniform_like(rng, x) >= self.p).astype(x.dtype)
         scaled_mask *= 1 / (1 - self.p)
-        return x * scaled_mask, scaled_mask
+        return x * scaled_mask, (scaled_mask, x.shape)
 
     def backward(self, dy, cache):
-        return dy if cache is None else dy * cache
+        scaled_mask, shape = cache
+        check_shape("Dropout", "dy", dy, shape)
+        return dy if scaled_mask is None else dy * scaled_mask

@@ -58,6 +58,12 @@ def layer_norm_backward(dy, gain, cache):
     return normalize_backward(apply(xp.multiply, dy, gain), cache), dgain, dy.reshape(-1, d).sum(axis=0)
 
 
+def norm_pair(xp):
+    """(layer_norm, layer_norm_backward) of an array module: on a GPU the kernels of the same mathematics."""
+    fused = kernels.of(xp)
+    return (fused.layer_norm_forward, fused.layer_norm_backward) if fused else (layer_norm, layer_norm_backward)
+
+
 # ---- the layer -------------------------------------------------------------------------------------------
 
 
@@ -84,15 +90,12 @@ class LayerNorm(Layer):
         xp = array_module(x=x, gain=gain)
         check_rank_and_width("LayerNorm", "x", x, None, gain.shape[0])
         x = x.astype(xp.result_type(x.dtype, gain.dtype), copy=False)
-        fused = kernels.of(xp)
-        y, norm_cache = (fused.layer_norm_forward if fused else layer_norm)(x, gain, bias, self.eps)
+        y, norm_cache = norm_pair(xp)[0](x, gain, bias, self.eps)
         return y, (norm_cache, x.shape)
 
     def backward(self, dy, cache):
         norm_cache, shape = cache
         check_shape("LayerNorm", "dy", dy, shape)
-        fused = kernels.of(array_module(dy))
-        dx, dgain, dbias = (fused.layer_norm_backward if fused else layer_norm_backward)(
-            dy, self.gain.value, norm_cache)
+        dx, dgain, dbias = norm_pair(array_module(dy))[1](dy, self.gain.value, norm_cache)
         self.add_gradients(gain=dgain, bias=dbias)
         return dx

@@ -14,6 +14,7 @@ from minigrad.check import (
     check_number,
     check_rank_and_width,
     check_shape,
+    check_state,
     check_tuple,
 )
 from minigrad.fast import sru as fast_sru
@@ -35,32 +36,6 @@ from minigrad.layers.srupp_memory import KeysAndValues, Memory, next_memory, nex
 from minigrad.memory import empty, matmul
 from minigrad.packing import Packing, pack, unpack
 from minigrad.parameter import Parameter
-
-# ---- the equations ---------------------------------------------------------------------------------------
-
-
-def srupp_attention(x, W_q, W_k, W_v, alpha):
-    """R = Q + alpha A, for one sequence and one head, as written (in row vectors):
-
-        Q = x W_q      K = Q W_k      V = Q W_v      A = softmax(Q K^T / sqrt(d') + causal mask) V
-
-    x (B, L, d) -> R (B, L, d'), cache. Keys and values are made from Q, so W_k and W_v are (d', d').
-    At alpha = 0, where it starts, R = Q: U = Q W_o is a factorised linear map of x, and the layer an SRU.
-    """
-    Q = x @ W_q
-    A, attention_cache = softmax_attention.forward(Q, Q @ W_k, Q @ W_v, causal=True)
-    return Q + alpha * A, (x, Q, A, attention_cache)
-
-
-def srupp_attention_backward(dR, cache, W_q, W_k, W_v, alpha):
-    """dx, (dW_q, dW_k, dW_v, dalpha). Q is used four times: as itself, as query, and for keys and values."""
-    x, Q, A, attention_cache = cache
-    dQ, dK, dV = softmax_attention.backward(alpha * dR, attention_cache)
-    dQ = dR + dQ + dK @ W_k.T + dV @ W_v.T
-    dW_q, dW_k, dW_v = (
-        (rows.swapaxes(1, 2) @ drows).sum(axis=0) for rows, drows in ((x, dQ), (Q, dK), (Q, dV)))
-    return dQ @ W_q.T, (dW_q, dW_k, dW_v, (dR * A).sum())
-
 
 # ---- the layer -------------------------------------------------------------------------------------------
 
@@ -94,7 +69,7 @@ STATE = ("c", "memory", "memory_mask")
 
 
 class SRUpp(Recurrent):
-    """SRU++: an SRU whose products come from attention: U = layernorm(Q + alpha A) W_o (`srupp_attention`, `sru_cell`).
+    """SRU++: an SRU whose products come from attention: U = layernorm(Q + alpha A) W_o.
 
     Q = x W_q;  K = Q W_k;  V = Q W_v;  A = softmax(Q K^T / sqrt(e)) V, a head being e = d' / heads wide;
     then f_t, r_t, c_t, h_t of U as in SRU.
@@ -238,7 +213,12 @@ class SRUpp(Recurrent):
     # ---- attention ---------------------------------------------------------------------------------------
 
     def _attend(self, zs, memory, packing, rng):
-        """R (B, T, d') = Q + alpha A of the segment, and the AttentionCache; without attention R = Q."""
+        """R (B, T, d') of the segment zs (T, B, d), and its cache; z = [memory ; zs], Q_T the last T rows of Q:
+
+            Q = z W_q      K = Q W_k      V = Q W_v      A = softmax(Q_T K^T / sqrt(e) + mask) V      R = Q_T + alpha A
+
+        At alpha = 0, where it starts, and without attention R = Q_T: the layer is an SRU with a factorised W.
+        """
         T, B, _ = zs.shape
         if not self.attention:
             return matmul(zs, self.W_q.value).transpose(1, 0, 2), AttentionCache(zs, memory, None, None, None)
@@ -254,7 +234,7 @@ class SRUpp(Recurrent):
         return Q[:, both - T:] + self.alpha.value * A, AttentionCache(zs, memory, Q, A, scores)
 
     def _attend_backward(self, dR, cache, fast):
-        """dzs (T, B, d), and dmemory (B, M, d) or None. Q is itself, the query, and what keys and values come from."""
+        """dzs (T, B, d), and dmemory (B, M, d) or None. Q has four uses: in R, as query, for keys, for values."""
         zs, memory, Q, A, scores = cache
         if not self.attention:
             return self._queries_backward(dR, zs, memory)
@@ -355,15 +335,9 @@ class SRUpp(Recurrent):
         if state is None:
             return xp.zeros((B, len(self.v_f.value)), dtype), Memory(xp.zeros((B, 0, d), dtype), None, None)
         check_tuple("SRUpp", "state", state, STATE)
-        for name, array in zip(STATE, state):
-            if not hasattr(array, "dtype"):
-                raise TypeError(f"SRUpp: state's {name} is {array!r}; expected an array")
+        check_state("SRUpp", state[:2], {"c": (B, len(self.v_f.value)), "memory": (B, None, d)})
         c, z, z_mask = state
         array_module(x=x, c=c, memory=z, memory_mask=z_mask)
-        check_shape("SRUpp", "state's c", c, (B, len(self.v_f.value)))
-        check_rank_and_width("SRUpp", "state's memory", z, 3, d)
-        if len(z) != B:
-            raise ValueError(f"SRUpp: state's memory has shape {z.shape}; expected a batch of {B}, as x has")
         check_mask("SRUpp", z_mask, z.shape[:2], "state's memory_mask")
         if not self.attention:
             return c, Memory(z, None, None)
@@ -371,13 +345,12 @@ class SRUpp(Recurrent):
 
     def _check_upstream(self, upstream, y_shape, attention):
         """dy, dc, dmemory, each None for zero. Raises as Recurrent.check_upstream does."""
-        (T, _, d), M = attention.zs.shape, attention.memory.z.shape[1]
+        (T, _, d), M, (B, _, h) = attention.zs.shape, attention.memory.z.shape[1], y_shape
         slots = M + T if self.memory is None else self.memory
         dy, (dc, dmemory, _) = split_upstream(upstream, "SRUpp", STATE)
-        for name, array, shape in (("dy", dy, y_shape), ("dstate's c", dc, (y_shape[0], y_shape[2])),
-                                   ("dstate's memory", dmemory, (y_shape[0], slots, d))):
-            if array is not None:
-                check_shape("SRUpp", name, array, shape)
+        if dy is not None:
+            check_shape("SRUpp", "dy", dy, y_shape)
+        check_state("SRUpp", (dc, dmemory), {"c": (B, h), "memory": (B, slots, d)}, "dstate")
         return dy, dc, dmemory
 
     def _memory_backward(self, dzs, dmemory0, dmemory, taken, attention):
@@ -398,6 +371,7 @@ class SRUpp(Recurrent):
         if state is None:
             return None, None
         check_tuple("SRUpp", "state", state, STATE)
+        check_state("SRUpp", state[:1], {"c": (None, len(self.v_f.value))})
         c, memory = self._split_state(state, state[0])
         if not self.attention or not memory.z.shape[1]:
             return c, None

@@ -35,7 +35,6 @@ from minigrad.clipping import clip_grad_norm
 from minigrad.data import Vocabulary
 from minigrad.layers import IRNN, LSTM, RNN, RRALSTM, RWA, SRU, URNN, Bidirectional, SinusoidalPositions, SRUpp
 from minigrad.layers.sru import sru_cell, sru_cell_backward
-from minigrad.layers.srupp import srupp_attention, srupp_attention_backward
 from minigrad.tensors import fill_exactly, load_tensors, save_tensors
 from models.regressor import SequenceRegressor
 from tasks import adding, char_lm, clipping
@@ -99,8 +98,6 @@ def test_positions_are_computed_where_x_is():
 h, d = 3, 4
 STEPS = {          # name: (step, its backward, shapes of the inputs, of what backward is given, of what that reads)
     "SRU": (sru_cell, sru_cell_backward, [(B, 4 * h), (B, h), (B, h), (h,), (h,), (h,), (h,)], 2, (3, 4)),
-    "SRU++": (srupp_attention, srupp_attention_backward,
-              [(B, L, d), (d, h), (h, h), (h, h), (1,)], 1, (1, 2, 3, 4)),
 }
 
 
