@@ -319,7 +319,7 @@ def test_bad_settings(settings, sentence):
     ((ids_of().astype(float),), TypeError, "ids has dtype float64; expected integers"),
     ((ids_of() + VOCAB,), ValueError, "ids run from"),
     ((ids_of(), None, np.ones((B, 6), bool)), ValueError, r"mask has shape \(3, 6\)"),
-    ((ids_of(), (None,)), ValueError, "Stack: state is 1 entries; expected a tuple of 2"),
+    ((ids_of(), (None,)), ValueError, "Stack: state is 1 entries; expected a tuple"),
     (([[1, 2]],), TypeError, "ids is a list"),
 ])
 @every_layer
