@@ -27,14 +27,13 @@ from device_parity import (
     tsdae_family,
 )
 from fake_cupy import no_transfers, peek, transfers
-from helpers import assert_close, upstream
+from helpers import assert_close
 
 from minigrad import Parameter
 from minigrad.backend import to_device
 from minigrad.clipping import clip_grad_norm
 from minigrad.data import Vocabulary
 from minigrad.layers import IRNN, LSTM, RNN, RRALSTM, RWA, SRU, URNN, Bidirectional, SinusoidalPositions, SRUpp
-from minigrad.layers.sru import sru_cell, sru_cell_backward
 from minigrad.tensors import fill_exactly, load_tensors, save_tensors
 from models.regressor import SequenceRegressor
 from tasks import adding, char_lm, clipping
@@ -95,26 +94,6 @@ def test_positions_are_computed_where_x_is():
     assert_close(peek(layer.positions(9, __import__("cupy"))), layer.positions(9), 1e-15)
 
 
-h, d = 3, 4
-STEPS = {          # name: (step, its backward, shapes of the inputs, of what backward is given, of what that reads)
-    "SRU": (sru_cell, sru_cell_backward, [(B, 4 * h), (B, h), (B, h), (h,), (h,), (h,), (h,)], 2, (3, 4)),
-}
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_the_plain_equations_too(name):
-    step, step_backward, shapes, _, read = STEPS[name]
-    inputs = draw(*shapes)
-    out, cache = step(*inputs)
-    douts = [upstream(o) for o in (out if isinstance(out, tuple) else (out,))]
-    expected = out, step_backward(*douts, cache, *(inputs[n] for n in read))
-    inputs, douts = to_device((inputs, douts), "gpu")
-    with no_transfers():
-        out, cache = step(*inputs)
-        got = out, step_backward(*douts, cache, *(inputs[n] for n in read))
-    assert_close(peek(got), expected, 1e-12)
-
-
 def plain(case):
     """The case with fast=False."""
     def make(dtype, rng):
@@ -126,7 +105,7 @@ def plain(case):
 
 @pytest.mark.parametrize("case", [plain(case) for case in TABLE if getattr(case.layer(), "fast", False)],
                          ids=lambda case: case.name)
-def test_the_plain_loop_too(case):
+def test_the_equations_as_written_too(case):
     device_parity.layer_agrees(DEVICE, case)
 
 
