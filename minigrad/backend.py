@@ -1,4 +1,4 @@
-"""NumPy or CuPy: which one an array belongs to, moves between them, and the few things that differ.
+"""NumPy or CuPy: which one an array belongs to, transfers between them, and the few things that differ.
 
 The device of a computation is the device of its arrays: `xp = array_module(x)` is the first line of a
 function that computes, and nothing else chooses. There is no global switch, so both devices work in one
@@ -14,18 +14,18 @@ import numpy as np
 from minigrad.tree import tree_map
 
 DEFAULT_DTYPE = "float32"
-ORIGINAL = "Original error:"       # CuPy's word, after advice, where it could not be imported
+ORIGINAL = "Original error:"       # in CuPy's message after a failed import, after some advice
 HOW_TO_MOVE = "move one of them with minigrad.backend.to_device(array, 'cpu' or 'gpu')"
 
 
 class DeviceError(RuntimeError):
-    """The device that was asked for is not there."""
+    """The requested device is not available."""
 
 
 # ---- which module an array belongs to --------------------------------------------------------------------
 
 def _module_of(array):
-    """numpy, cupy, or None for something that is not an array."""
+    """numpy, cupy, or None if it is not an array."""
     if isinstance(array, np.ndarray):
         return np
     if type(array).__module__.partition(".")[0] == "cupy":
@@ -36,13 +36,13 @@ def _module_of(array):
 def array_module(*arrays, **named):
     """The module (numpy or cupy) that all given arrays belong to.
 
-    Arrays may be given by position or by name (`array_module(x=x, W=self.W.value)`: the names are used in
-    the error); None is passed over, so that optional arguments can be handed on as they are.
+    Arrays may be given by position or by name (`array_module(x=x, W=self.W.value)`: an error uses the names).
+    None is ignored, so optional arguments can be passed directly.
 
-    Raises TypeError for something that is not an array, and for a NumPy/CuPy mix.
+    Raises TypeError if one is not an array, and for a mix of NumPy and CuPy.
     """
     given = arrays + tuple(named.values()) if named else arrays
-    for array in given:                                          # the common case, quickly: NumPy arrays alone
+    for array in given:                                          # the common case, quickly: only NumPy arrays
         if type(array) is not np.ndarray:
             break
     else:
@@ -70,14 +70,14 @@ def _place(module):
 
 
 def on_host(array):
-    """True for a NumPy array: its values can be looked at without waiting for a GPU."""
+    """True for a NumPy array: its values can be read without waiting for a GPU."""
     return array_module(array) is np
 
 
 # ---- devices ---------------------------------------------------------------------------------------------
 
 def gpu_problem():
-    """None when a GPU can be used, else one line that says why not ("CuPy is installed" is not "a GPU is there")."""
+    """None if a GPU can be used, else one line that says why not (an installed CuPy does not imply a GPU)."""
     try:
         cupy = importlib.import_module("cupy")
     except (Exception, SystemExit) as error:  # a CuPy that does not fit its NumPy or CUDA fails in many ways
@@ -92,7 +92,7 @@ def gpu_problem():
 def one_line(error):
     """The line of an error's text that says what is wrong, else its class.
 
-    It is the first one with a word in it (CuPy frames its own with rules); where one says "Original error:", the next.
+    This is the first line with a word in it (CuPy frames its messages with rules), or the line after "Original error:".
     """
     lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))]
     if ORIGINAL in lines[:-1]:
@@ -101,14 +101,14 @@ def one_line(error):
 
 
 def gpu_available():
-    """True when CuPy can be imported and a CUDA device answers."""
+    """True if CuPy can be imported and a CUDA device answers."""
     return gpu_problem() is None
 
 
 def resolve_device(device):
-    """'cpu' or 'gpu' for 'cpu', 'gpu' or 'auto' (the GPU if one is there).
+    """'cpu' or 'gpu' for 'cpu', 'gpu' or 'auto' (the GPU if there is one).
 
-    Raises ValueError for another word, DeviceError for 'gpu' where there is none.
+    Raises ValueError for another word, DeviceError for 'gpu' if there is none.
     """
     if device not in ("cpu", "gpu", "auto"):
         raise ValueError(f"device is {device!r}; expected 'cpu', 'gpu' or 'auto'")
@@ -121,9 +121,9 @@ def resolve_device(device):
 
 
 def require_working(device):
-    """As `resolve_device`, once it is seen that a GPU not only answers but computes: kernels compile and run.
+    """As `resolve_device`, but also checks that a GPU computes: kernels compile and run.
 
-    Raises DeviceError, one line, where they do not: CUDA's compiler or headers are not found, say.
+    Raises DeviceError, one line, if they do not, for example because CUDA's compiler or headers are missing.
     """
     device = resolve_device(device)
     if device == "gpu":
@@ -141,7 +141,7 @@ def _first_computation():
 
 
 def device_name(device):
-    """"cpu", or the card and CuPy's version: for the record of a run."""
+    """"cpu", or the card and CuPy's version, for a run's config.json."""
     cupy = module_of_device(device)
     if cupy is np:
         return "cpu"
@@ -149,7 +149,7 @@ def device_name(device):
 
 
 def card():
-    """The properties of the GPU in use, as CUDA gives them, its name as text."""
+    """CUDA's properties of the current GPU, with its name as str."""
     cuda = module_of_device("gpu").cuda
     properties = cuda.runtime.getDeviceProperties(cuda.Device().id)
     name = properties["name"]
@@ -162,9 +162,9 @@ def module_of_device(device):
 
 
 def to_device(tree, device):
-    """A copy-if-needed of an array (or of a tuple, list or dict of arrays, a state for example) on a device.
+    """An array, or a tuple, list or dict of arrays (a state for example), on a device; copied only if needed.
 
-    An array that is already there is returned as it is. Layers move with `layer.to_device(device)`.
+    An array that is already there is returned itself. Layers move with `layer.to_device(device)`.
     """
     if module_of_device(device) is np:
         return tree_map(asnumpy, tree)
@@ -173,7 +173,7 @@ def to_device(tree, device):
 
 
 def asnumpy(array):
-    """The array on the host; a NumPy array is returned as it is."""
+    """The array on the host; a NumPy array is returned itself."""
     return array if isinstance(array, np.ndarray) else array_module(array).asnumpy(array)
 
 
@@ -184,7 +184,7 @@ def _special(xp):
 
 
 def erf(x):
-    """The error function, elementwise, in x's dtype (library code: a classic approximation caps a check at 5e-7)."""
+    """The error function, elementwise, in x's dtype (from SciPy or CuPy; usual approximations err by up to 5e-7)."""
     return _special(array_module(x)).erf(x).astype(x.dtype, copy=False)      # float16 comes back wider
 
 
@@ -204,9 +204,9 @@ def step_generator(seed, step, device="cpu"):
 
 
 class DeviceGenerator:
-    """Random numbers that are drawn on a GPU; CuPy's generator is made at the first draw, as most steps have none.
+    """Random numbers drawn on a GPU. CuPy's generator is made at the first draw, as most steps have none.
 
-    Of CuPy's bit generators Philox has the cheapest start: no state is to be spun forward for each of its threads.
+    Of CuPy's bit generators Philox is the cheapest to create: it needs no state per thread to be advanced.
     """
 
     def __init__(self, seed):

@@ -1,4 +1,4 @@
-"""Checks of what a caller hands in: one clear sentence with the argument, what came, and what was expected."""
+"""Checks of arguments. An error is one sentence: the argument, what was given, and what was expected."""
 
 import math
 
@@ -15,11 +15,15 @@ def check_rank_and_width(layer, name, array, rank, width):
 
 
 def check_shape(layer, name, array, shape):
-    """`array` must have exactly this shape and hold floating-point numbers."""
+    """`array` must have exactly this shape, None standing for any size, and hold floating-point numbers."""
     if array.dtype.kind != "f":
         raise TypeError(f"{layer}: {name} has dtype {array.dtype}; expected floating-point numbers")
-    if array.shape != tuple(shape):
-        raise ValueError(f"{layer}: {name} has shape {array.shape}; expected {tuple(shape)}")
+    if len(array.shape) != len(shape) or any(n not in (None, size) for n, size in zip(shape, array.shape)):
+        raise ValueError(f"{layer}: {name} has shape {array.shape}; expected {_sizes(shape)}")
+
+
+def _sizes(shape):
+    return str(tuple(shape)).replace("None", "any")
 
 
 def check_mask(layer, mask, shape, name="mask"):
@@ -39,13 +43,16 @@ def check_tuple(owner, name, value, entries):
 
 
 def check_state(layer, state, shapes, name="state"):
-    """`state` must be a tuple of arrays with the given names and shapes; in a dstate any of them may be None."""
+    """`state` must be a tuple of arrays with the given names and shapes, None in a shape standing for any size.
+
+    In a dstate any of them may be None.
+    """
     check_tuple(layer, name, state, shapes)
     for (entry, shape), array in zip(shapes.items(), state):
         if array is None and name == "dstate":
             continue
         if not hasattr(array, "dtype"):
-            raise TypeError(f"{layer}: {name}'s {entry} is {array!r}; expected an array of shape {shape}")
+            raise TypeError(f"{layer}: {name}'s {entry} is {array!r}; expected an array of shape {_sizes(shape)}")
         check_shape(layer, f"{name}'s {entry}", array, shape)
 
 

@@ -30,8 +30,8 @@ def clip_grad_value(parameters, max_value):
 def grad_norm(parameters):
     """N = sqrt(sum of g_i^2 over all parameters), each counted once, as a 0-d float64 array on their device.
 
-    Computed as m sqrt(sum (g_i/m)^2) with m the largest |g_i|, in float64: neither large nor small gradients
-    leave the range. Inf when an entry is infinite, NaN when one is NaN.
+    Computed as m sqrt(sum (g_i/m)^2) with m the largest |g_i|, in float64, so that large gradients do not overflow
+    and small ones do not underflow. Inf if an entry is infinite, NaN if one is NaN.
     """
     gradients = [p.grad for p in unique_parameters(parameters, "grad_norm")]
     xp = array_module(*gradients)
@@ -47,16 +47,16 @@ def grad_norm(parameters):
 
 
 def norm_scale(xp, m):
-    """What the gradients are divided by before they are squared: m, the largest |g_i|, where that is a divisor."""
-    return xp.where(xp.isfinite(m) & (m > 0), m, LARGEST)        # the finite ones beside an Inf do not overflow
+    """The divisor of the gradients before squaring: m, the largest |g_i|, if it is finite and not zero."""
+    return xp.where(xp.isfinite(m) & (m > 0), m, LARGEST)        # next to an Inf, the finite ones do not overflow
 
 
 def clip_grad_norm(parameters, max_norm, error_if_nonfinite=False):
     """g <- g min(1, c/N), in place, N the global norm over all parameters, c = max_norm (Pascanu et al. 2013).
 
-    Keeps the gradient's direction. Returns N before clipping as a 0-d array on the device, without waiting for
-    it. A non-finite N makes every gradient NaN, so that the fault shows; with `error_if_nonfinite` it raises
-    FloatingPointError before touching anything. max_norm=inf only measures.
+    Keeps the gradient's direction. Returns N before clipping as a 0-d array on the device, without
+    synchronisation. A non-finite N makes every gradient NaN, so that the fault is visible; with `error_if_nonfinite`
+    it raises FloatingPointError and changes nothing. max_norm=inf only measures.
     Raises ValueError for a negative or NaN max_norm.
     """
     check_number("clip_grad_norm", "max_norm", max_norm, 0)
@@ -72,7 +72,7 @@ def clip_grad_norm(parameters, max_norm, error_if_nonfinite=False):
 
 
 def shrink_gradients(parameters, max_norm, norm):
-    """The second half of `clip_grad_norm`, for a caller who has the norm (`grad_norm` of these parameters) already."""
+    """The second half of `clip_grad_norm`, for a caller that already has the norm (`grad_norm` of these parameters)."""
     xp = array_module(norm)
     exceeds = norm > max_norm
     factor = xp.where(exceeds, max_norm / xp.where(exceeds, norm, 1), 1.0)   # min(1, c/N), also for N = 0 and c = inf

@@ -1,4 +1,4 @@
-"""Functions without parameters, each with its forward and backward: (y, cache) and dx, as a layer's.
+"""Functions without parameters, each with a forward and a backward that return (y, cache) and dx, as a layer's do.
 
 They are namespaces, not layers: `y, cache = softmax.forward(x)`, `dx = softmax.backward(dy, cache)`.
 """
@@ -14,8 +14,8 @@ from minigrad.check import check_count, check_number, check_shape
 from minigrad.memory import cache_blocks, empty, matmul
 
 GELU_CUBE = 0.044715
-QUERY_BLOCK = 64                  # queries at a time, where each block of them sees a part of the keys only
-GPU_QUERY_BLOCK = 1024             # the same on a GPU, where a product is a launch and small ones leave it idle
+QUERY_BLOCK = 64                  # queries at a time, if each block of them sees only a part of the keys
+GPU_QUERY_BLOCK = 1024            # the same on a GPU, where a product is a launch and small ones leave it idle
 
 
 class softmax:
@@ -26,12 +26,12 @@ class softmax:
         xp = array_module(x)
         y = xp.exp(x - x.max(axis=-1, keepdims=True))
         y /= y.sum(axis=-1, keepdims=True)
-        return y, (y,)
+        return y, y
 
     @staticmethod
     def backward(dy, cache):
         """dx = y * (dy - sum_j y_j dy_j)."""
-        y, = cache
+        y = cache
         return y * (dy - (y * dy).sum(axis=-1, keepdims=True))
 
 
@@ -57,11 +57,11 @@ class tanh:
     @staticmethod
     def forward(x):
         y = array_module(x).tanh(x)
-        return y, (y,)
+        return y, y
 
     @staticmethod
     def backward(dy, cache):
-        y, = cache
+        y = cache
         return (1 - y * y) * dy
 
 
@@ -71,11 +71,11 @@ class logistic:
     @staticmethod
     def forward(x):
         y = sigmoid(x)
-        return y, (y,)
+        return y, y
 
     @staticmethod
     def backward(dy, cache):
-        y, = cache
+        y = cache
         return y * (1 - y) * dy
 
 
@@ -84,11 +84,11 @@ class relu:
 
     @staticmethod
     def forward(x):
-        return array_module(x).maximum(x, 0), (x > 0,)
+        return array_module(x).maximum(x, 0), x > 0
 
     @staticmethod
     def backward(dy, cache):
-        positive, = cache
+        positive = cache
         return array_module(dy).where(positive, dy, 0)
 
 
@@ -111,7 +111,7 @@ class gelu:
 class gelu_tanh:
     """y = x Phi, Phi = (1 + tanh(u)) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3): the approximation of GELU by tanh.
 
-    Phi = 1 / (1 + exp(-2 u)) is computed so, exp being quicker than tanh. Backward: dx = (Phi + x Phi') dy,
+    It is computed as Phi = 1 / (1 + exp(-2 u)), since exp is faster than tanh. Backward: dx = (Phi + x Phi') dy,
     Phi' = 2 u' Phi (1 - Phi), u' = sqrt(2 / pi) (1 + 3 0.044715 x^2)."""
 
     @staticmethod
@@ -153,7 +153,7 @@ class softmax_attention:
 
         S_ij = scale <q_i, k_j>      P_ij = exp(S_ij) / sum_j' exp(S_ij')      A_i = sum_j P_ij v_j
 
-    q (..., L, e), k (..., M, e), v (..., M, e_v) -> A (..., L, e_v); the axes in front are equal (batch, heads).
+    q (..., L, e), k (..., M, e), v (..., M, e_v) -> A (..., L, e_v); the leading axes (batch, heads) are equal.
     scale     default 1 / sqrt(e)
     mask      boolean, True where a key may be seen: (B, M) over the keys, B the first axis of q ((M,) where q is
               (L, e)), or of the rank of S, broadcast to (..., L, M)
@@ -161,11 +161,11 @@ class softmax_attention:
     window    with causal: the newest `window` of these keys only
     dropout   with an rng: each weight is dropped with this probability, the others divided by 1 - dropout
 
-    A query that sees no key has P = 0 and A = 0, and gives no gradient. Of S nothing is kept but P; keys that no query
-    of a block of queries can see (causal, window) are left out of its products, so that memory and time are linear
-    in L for a window. Derivation: docs/derivations/softmax_attention.md.
+    A query that sees no key has P = 0 and A = 0, and gives no gradient. Only P is kept, not S. Keys that no query of a
+    block can see (causal, window) are left out of its products, so that memory and time are linear in L with a window.
+    Derivation: docs/derivations/softmax_attention.md.
 
-    Raises ValueError for shapes that do not fit together, TypeError for a mask of another dtype or a mix of devices.
+    Raises ValueError for shapes that do not match, TypeError for a mask of another dtype or a mix of devices.
     """
 
     @staticmethod
@@ -218,8 +218,62 @@ class softmax_attention:
         return dq, dk, dv
 
 
+class plain_attention:
+    """softmax_attention as its equations are written: all scores at once, for a reader and as its oracle.
+
+    Arguments, results and gradients are those of softmax_attention.
+    """
+
+    @staticmethod
+    def forward(q, k, v, mask=None, causal=False, scale=None, *, window=None, dropout=0.0, rng=None):
+        xp = array_module(q=q, k=k, v=v, mask=mask)
+        _check_attention(q, k, v, causal, window, dropout)
+        mask, over_keys = _over_scores(mask, q, k)
+        if over_keys:                                                        # NaN in a masked key ends here
+            k, v = (xp.where(mask.swapaxes(-1, -2), array, 0) for array in (k, v))
+        (L, e), M = q.shape[-2:], k.shape[-2]
+        scale = 1 / math.sqrt(e) if scale is None else scale
+        S = scale * q @ k.swapaxes(-1, -2)                                   # (..., L, M)
+        if causal:
+            S = xp.where(_future(slice(0, L), slice(0, M), M - L, window, xp), -math.inf, S)
+        if mask is not None:
+            S = xp.where(mask, S, -math.inf)
+        P = softmax_rows(S)
+        drop = None
+        if rng is not None and dropout:                                      # drawn as softmax_attention draws it
+            drop = xp.zeros_like(P)
+            for rows, keys in attention_blocks(L, M, causal, window, query_block(xp, window)):
+                drop[..., rows, keys] = uniform_like(rng, xp.ascontiguousarray(P[..., rows, keys])) >= dropout
+            drop *= 1 / (1 - dropout)
+        A = (P if drop is None else P * drop) @ v
+        return A, _PlainAttentionCache(q, k, v, P, drop, scale)
+
+    @staticmethod
+    def backward(dA, cache):
+        """The equations of softmax_attention.backward: dq, dk, dv."""
+        q, k, v, P, drop, scale = cache
+        check_shape("plain_attention", "dA", dA, (*q.shape[:-1], v.shape[-1]))
+        dP = dA @ v.swapaxes(-1, -2)
+        dropped = P
+        if drop is not None:
+            dP, dropped = dP * drop, P * drop
+        dS = P * (dP - (P * dP).sum(axis=-1, keepdims=True))
+        return scale * dS @ k, scale * dS.swapaxes(-1, -2) @ q, dropped.swapaxes(-1, -2) @ dA
+
+
+class _PlainAttentionCache(NamedTuple):
+    """What plain_attention's backward reads."""
+
+    q: Any          # (..., L, e)
+    k: Any          # (..., M, e)
+    v: Any          # (..., M, e_v)
+    P: Any          # (..., L, M)
+    drop: Any       # (..., L, M) or None
+    scale: float
+
+
 class _AttentionCache(NamedTuple):
-    """What softmax_attention's backward reads; P and drops one entry a block of queries."""
+    """What softmax_attention's backward reads; P and drops have one entry per block of queries."""
 
     scaled_q: Any   # (..., L, e)
     k: Any          # (..., M, e)
@@ -245,19 +299,19 @@ def masked_softmax(S, mask, rows, keys, offset, causal, window):
 
 
 def softmax_rows_backward(dP, P, drop, dA, A):
-    """dS = P (dP - <dA, A>), in place of dP, which is multiplied by the dropout's factors (or None) first."""
+    """dS = P (dP - <dA, A>), in place of dP, which is first multiplied by the dropout factors, if any."""
     if fused := kernels.of(array_module(dP)):
         return fused.softmax_rows_backward(dP, P, drop, dA, A)
     if drop is not None:
         dP *= drop
-    # With one key the mean of dP is dP itself, so that dS is 0 bit for bit: two different sums would round.
+    # With one key the mean of dP is dP itself, so dS is exactly 0; two different sums would round differently.
     dP -= P * dP if dP.shape[-1] == 1 else row_sums(dA * A)
     dP *= P
     return dP
 
 
 def softmax_rows(S):
-    """Softmax along the last axis, in place; a row that is -inf throughout becomes zeros."""
+    """Softmax along the last axis, in place; a row of only -inf becomes zeros."""
     xp = array_module(S)
     if not S.shape[-1]:
         return S
@@ -270,19 +324,19 @@ def softmax_rows(S):
 
 
 def row_sums(x):
-    """x.sum(axis=-1, keepdims=True) as a product with a vector: quicker than a reduction over short rows."""
+    """x.sum(axis=-1, keepdims=True) as a product with a vector: faster than a reduction over short rows."""
     return (x @ array_module(x).ones(x.shape[-1:], x.dtype))[..., None]
 
 
 def query_block(xp, window):
-    """Queries at a time. With a window on a GPU: as many, so that scores of at most 2 L window numbers are kept."""
+    """Queries per block. On a GPU with a window: `window` of them, so that at most 2 L window scores are kept."""
     if xp is np:
         return QUERY_BLOCK
     return GPU_QUERY_BLOCK if window is None else min(max(window, QUERY_BLOCK), GPU_QUERY_BLOCK)
 
 
 def attention_blocks(L, M, causal, window, block):
-    """[(rows, keys)]: slices of `block` queries, and of the keys that any of these queries can see."""
+    """[(rows, keys)]: slices of `block` queries, and of the keys that at least one of them can see."""
     if not causal:
         return [(slice(0, L), slice(0, M))]
     blocks = []
@@ -294,14 +348,14 @@ def attention_blocks(L, M, causal, window, block):
 
 
 def _empty_as(array, width, dtype):
-    """Uninitialised (..., width) with the axes in array's order in memory: heads that lie side by side stay so."""
+    """Uninitialised (..., width), with the axes in the same memory order as array's: heads side by side stay so."""
     order = sorted(range(array.ndim - 1), key=lambda axis: -array.strides[axis])
     in_memory = empty([*(array.shape[axis] for axis in order), width], dtype, array_module(array))
     return in_memory.transpose(*(order.index(axis) for axis in range(array.ndim - 1)), array.ndim - 1)
 
 
 def _add_product(a, b, total, alone):
-    """total += a b; where it is the one term, total = a b."""
+    """total += a b, or total = a b if it is the only term."""
     if alone:
         array_module(total).matmul(a, b, out=total)
     else:
@@ -309,7 +363,7 @@ def _add_product(a, b, total, alone):
 
 
 def _future(rows, keys, offset, window, xp):
-    """(rows, keys) boolean: True for the keys behind a query, and for those that left its window."""
+    """(rows, keys) boolean: True for keys later than the query, and for those older than its window."""
     newest = xp.arange(rows.start, rows.stop)[:, None] + offset              # the newest key that each query sees
     key = xp.arange(keys.start, keys.stop)
     return key > newest if window is None else (key > newest) | (key <= newest - window)
@@ -322,7 +376,7 @@ def _part(mask, rows, keys):
 
 
 def _over_scores(mask, q, k):
-    """(the mask with the rank of S, whether it is over the keys). Raises where it does not fit."""
+    """(the mask with the rank of S, whether it is over the keys). Raises if it does not match."""
     if mask is None:
         return None, False
     scores, keys = (*q.shape[:-1], k.shape[-2]), (*q.shape[:-2][:1], k.shape[-2])

@@ -1,6 +1,6 @@
-"""First values of parameters. Everything is drawn on the host, so that CPU and GPU runs start from the same numbers.
+"""Initial values of parameters, drawn on the host, so that CPU and GPU runs start from the same numbers.
 
-`rng` may be a NumPy Generator, a seed, or None (a fresh, unrepeatable one); weights are (d_in, d_out).
+`rng` may be a NumPy Generator, a seed, or None (a new generator from the system's entropy); weights are (d_in, d_out).
 """
 
 import math
@@ -43,7 +43,7 @@ def glorot_uniform(rng, shape, dtype=None):
 
 def orthogonal(rng, shape, dtype=None):
     """A matrix with orthonormal rows or columns, whichever are fewer, uniformly distributed (Haar): the Q of a
-    Gaussian matrix, with the signs of R's diagonal put right (Saxe et al. 2013 propose it for deep networks)."""
+    Gaussian matrix, with the signs corrected by R's diagonal (Saxe et al. 2013 propose it for deep networks)."""
     rows, columns = shape
     q, r = np.linalg.qr(generator(rng).standard_normal((max(shape), min(shape))))
     q = q * np.where(np.diag(r) < 0, -1.0, 1.0)
@@ -51,7 +51,7 @@ def orthogonal(rng, shape, dtype=None):
 
 
 def blocks(initializer, rng, d_in, d_out, count, dtype=None):
-    """(d_in, count * d_out): `count` gate blocks side by side, each drawn by `initializer` on its own."""
+    """(d_in, count * d_out): `count` gate blocks side by side, each drawn separately by `initializer`."""
     rng = generator(rng)
     return np.concatenate([initializer(rng, (d_in, d_out), dtype=dtype) for _ in range(count)], axis=1)
 
@@ -65,7 +65,7 @@ def _normal_tenth(rng, shape, dtype=None):
     return normal(rng, shape, 0.1, dtype)
 
 
-# How the gate blocks of W (d, 4h) and U (h, 4h) start, by the code that starts them so.
+# How the gate blocks of W (d, 4h) and U (h, 4h) are initialised, with the code that does it in this way.
 GATE_BLOCKS = {
     "orthogonal": (orthogonal, orthogonal),              # deeplearning.net tutorial: RRA's lineage
     "glorot": (glorot_uniform, orthogonal),              # Keras
@@ -75,8 +75,8 @@ GATE_BLOCKS = {
 
 
 def gate_blocks(init, rng, d, h, dtype=None, count=4):
-    """W (d, count h) and U (h, count h) of a recurrence, each gate block drawn alone; `init` is a key of GATE_BLOCKS.
-    `count` is the number of blocks: 4 for an LSTM's gates, 1 for a recurrence without gates.
+    """W (d, count h) and U (h, count h) of a recurrence, each gate block drawn separately; `init` is a key of
+    GATE_BLOCKS. `count` is the number of blocks: 4 for an LSTM's gates, 1 for a recurrence without gates.
 
     Raises ValueError for an unknown name.
     """

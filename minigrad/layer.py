@@ -1,12 +1,12 @@
-"""Layer: the contract that everything here keeps; Sequential and Residual: layers made of layers.
+"""Layer: the contract of every layer. Sequential and Residual: layers made of layers.
 
     y, cache = layer.forward(x, ..., mask=None, rng=None)    # pure: writes neither the layer nor its inputs
     dx       = layer.backward(dy, cache)                     # adds (+=) into Parameter.grad
     y        = layer(x, ...)                                 # the cache is dropped
 
-The cache is the only thing that passes from forward to backward. Two uses of a layer are two caches, in any
-order; so shared layers, tied weights and truncated backpropagation through time need no special care.
-`rng=None` means evaluation: a layer that draws random numbers then draws none.
+The cache is all that passes from forward to backward. Two uses of a layer give two caches, which can be used in any
+order, so shared layers, tied weights and truncated backpropagation through time need no special care.
+`rng=None` means evaluation: no random numbers are drawn.
 """
 
 import numpy as np
@@ -37,7 +37,7 @@ class Layer:
         return y
 
     def children(self):
-        """Yield (name, value) of the Parameters and Layers held in attributes, and in lists, tuples and dicts there."""
+        """Yield (name, value) of the Parameters and Layers in attributes, or in lists, tuples and dicts there."""
         yield from _walk(vars(self))
 
     def named_parameters(self):
@@ -58,7 +58,7 @@ class Layer:
         return sum(parameter.value.size for parameter in self.parameters())
 
     def named_buffers(self):
-        """Yield (dotted name, array) of the `buffers` of this layer and of those in it; a shared layer's come once."""
+        """Yield (dotted name, array) of the `buffers` of this layer and its sublayers; a shared layer's come once."""
         seen = set()
         for prefix, layer in _layers(self):
             if id(layer) not in seen:
@@ -82,16 +82,16 @@ class Layer:
     def load(self, path):
         """Fill the Parameters and buffers, in place, from a file of `save`; returns the layer.
 
-        Every name, shape and dtype must fit, else CheckpointError names the one that does not and nothing is changed.
+        Every name, shape and dtype must match; else CheckpointError names one that does not, and nothing is changed.
         """
         fill_exactly(self.named_arrays(), load_tensors(path)[0], path)
         return self
 
     def validate(self):
-        """Raise ArithmeticError where the parameters have reached values at which the formula is undefined.
+        """Raise ArithmeticError if the parameters have values for which the formula is undefined.
 
-        A layer with such values overrides this and also calls it in forward when the arrays are on the host;
-        on a GPU, where looking means waiting, the trainer calls it at log intervals.
+        A layer with such values overrides this, and also calls it in forward if the arrays are on the host. On a
+        GPU, where reading a value means waiting, the trainer calls it at log intervals.
         """
         for _, child in self.children():
             if isinstance(child, Layer):
@@ -115,20 +115,18 @@ class Layer:
         return self
 
     def settings(self):
-        """{name: value} of the numbers, words and flags among the attributes: what `repr` shows besides the shapes."""
+        """{name: value} of the attributes that are numbers, strings or flags: `repr` shows them after the shapes."""
         return {name: value for name, value in vars(self).items()
                 if not name.startswith("_") and isinstance(value, bool | int | float | str)}
 
     def __repr__(self):
-        parts = [f"{name}={value!r}" for name, value in self.settings().items()]
-        inner = []
-        for name, child in self.children():
-            if isinstance(child, Parameter):
-                parts.append(f"{name} {child.value.shape}")
-            else:
-                inner.append(f"{name}: {child!r}".replace("\n", "\n    "))
-        lines = "".join(f"\n    {line}" for line in inner)
-        return f"{type(self).__name__}({', '.join(parts)})" + (f" of{lines}" if inner else "")
+        shapes = [f"{name} {child.value.shape}" for name, child in self.children() if isinstance(child, Parameter)]
+        own = ", ".join(shapes + [f"{name}={value!r}" for name, value in self.settings().items()])
+        inner = [f"{name}: {child!r}" for name, child in self.children() if isinstance(child, Layer)]
+        if not inner:
+            return f"{type(self).__name__}({own})"
+        lines = "\n".join([own, *inner] if own else inner).replace("\n", "\n    ")
+        return f"{type(self).__name__}(\n    {lines}\n)"
 
 
 def summary(layer):
@@ -154,7 +152,7 @@ def _walk(items):
 
 
 def _layers(layer, prefix=""):
-    """(dotted prefix, layer) of the layer and of all layers in it; a shared one comes once for each of its places."""
+    """(dotted prefix, layer) of the layer and all its sublayers; a shared one comes once for each place."""
     yield prefix, layer
     for name, child in layer.children():
         if isinstance(child, Layer):
@@ -173,17 +171,17 @@ def _named_parameters(layer, prefix, seen):
 
 
 def validate_on_host(layer, array):
-    """Call `layer.validate()` when the array is on the host, where it costs no waiting."""
+    """Call `layer.validate()` if the array is on the host, where that needs no synchronisation."""
     if on_host(array):
         layer.validate()
 
 
 class Sequential(Layer):
-    """y = f_n(... f_2(f_1(x))): layers one after another. Each is given the same mask and the one rng.
+    """y = f_n(... f_2(f_1(x))): layers one after another. All get the same mask and rng.
 
-    x and y as the first layer takes and the last one gives them. Backward runs through the layers' own, last one first.
+    x is the first layer's input, y the last one's output. Backward calls the layers' backwards, last one first.
 
-    Raises TypeError for something that is not a Layer, and for a recurrent layer (`Stack` carries states).
+    Raises TypeError if one is not a Layer, and for a recurrent layer (use `Stack`, which carries states).
     """
 
     def __init__(self, *layers):
@@ -206,7 +204,7 @@ class Sequential(Layer):
 class Residual(Layer):
     """y = x + f(x). Backward: dx = dy + df/dx^T dy. The inner layer must keep the shape of x.
 
-    Raises ValueError when it does not, TypeError for a recurrent layer or something that is not a Layer.
+    Raises ValueError if it does not, TypeError for a recurrent layer or if it is not a Layer.
     """
 
     def __init__(self, layer):

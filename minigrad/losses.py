@@ -1,7 +1,7 @@
 """Losses, as namespaces of a forward and a backward: loss, cache = f.forward(...), then f.backward(dloss, cache).
 
-The loss is a 0-d array on the device of its inputs (reading it as a float is the caller's act, since on a GPU it
-waits). `backward(dloss, cache)` returns the gradient of the first input alone, in its dtype: targets and masks are
+The loss is a 0-d array on the device of its inputs; converting it to a float, which waits on a GPU, is up to the
+caller. `backward(dloss, cache)` returns the gradient of the first input only, in its dtype: targets and masks are
 constants. dloss is a number, 1.0 for the loss itself, or a 0-d array on that device.
 """
 
@@ -15,7 +15,7 @@ from minigrad.memory import cache_blocks, empty
 class mean_squared_error:
     """loss = 1/n sum_i (y_i - t_i)^2 over all n entries. Backward: dy = 2 (y - t) / n.
 
-    y, target: floating-point arrays of one shape (nothing is broadcast). Raises ValueError when the shapes differ,
+    y, target: floating-point arrays of one shape (nothing is broadcast). Raises ValueError if the shapes differ,
     TypeError for another dtype.
     """
 
@@ -36,12 +36,12 @@ class mean_squared_error:
 
 
 def _in_dtype(dloss, dtype):
-    """A NumPy scalar or 0-d array as this dtype; a Python number, which takes any, as it is."""
+    """A NumPy scalar or 0-d array in this dtype; a Python number, which adapts to any, unchanged."""
     return dloss.astype(dtype) if hasattr(dloss, "astype") else dloss
 
 
 class _CrossEntropyCache(NamedTuple):
-    exponentials: Any   # (N, V), softmax(logits) but for the division
+    exponentials: Any   # (N, V), softmax(logits) before the division
     sums: Any           # (N, 1), of the exponentials
     ids: Any            # (N,)
     weight: Any         # (N,), 1/n at real positions, 0 elsewhere
@@ -52,11 +52,11 @@ class softmax_cross_entropy:
     """loss = -1/n sum over the n real positions of log softmax(logits)[target].
 
     logits (..., V) floating point, targets (...) integer in 0 ... V-1, mask (...) boolean, True where real
-    (None: everywhere). With no real position the loss is 0. What stands at a masked position, NaN or a target
-    out of range included, changes nothing.
+    (None: everywhere). With no real position the loss is 0. A masked position has no effect, even if it
+    holds NaN or a target out of range.
     Backward: dlogits = (softmax(logits) - one_hot(targets)) / n at real positions, 0 elsewhere.
 
-    Raises TypeError for targets that are not integers, ValueError for shapes that do not fit and (on the CPU)
+    Raises TypeError for targets that are not integers, ValueError for shapes that do not match and (on the CPU)
     for a target out of range.
     """
 
@@ -72,7 +72,7 @@ class softmax_cross_entropy:
             real = mask.reshape(-1)
             ids = xp.where(real, ids, 0)
             n = xp.maximum(real.sum(), 1).astype(rows.dtype)
-        exponentials = empty(rows.shape, rows.dtype, xp)                         # the one array of this size
+        exponentials = empty(rows.shape, rows.dtype, xp)                         # the only array of this size
         sums, of_targets = empty((len(rows), 1), rows.dtype, xp), empty(ids.shape, rows.dtype, xp)
         for part in cache_blocks(rows):                                          # of whole rows
             z = rows[part] if mask is None else xp.where(real[part, None], rows[part], 0)
@@ -85,7 +85,7 @@ class softmax_cross_entropy:
 
     @staticmethod
     def backward(dloss, cache):
-        """softmax(logits) is exponentials / sums: the division goes into the weight of each row."""
+        """softmax(logits) is exponentials / sums; the division is folded into the weight of each row."""
         exponentials, sums, ids, weight, shape = cache
         xp = array_module(exponentials)
         weight = (weight * _in_dtype(dloss, weight.dtype))[:, None]              # (N, 1)

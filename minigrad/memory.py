@@ -1,8 +1,8 @@
 """Memory: recycled blocks for large arrays, and operations that write into them.
 
-The arrays of a recurrent layer are a few MB each: too large for malloc's own reuse, so that every forward would take
-fresh pages from the kernel, and each first touch of a page costs a fault (about a quarter of a training step;
-docs/results/speed.md). `empty` therefore hands out blocks that a dead array gave back. CuPy has such a pool of its own.
+The arrays of a recurrent layer are a few MB each, too large for malloc to reuse. Every forward would get new pages from
+the operating system, and the first touch of each page costs a fault (about a quarter of a training step;
+docs/results/speed.md). `empty` therefore reuses the memory of arrays that are gone. CuPy has its own memory pool.
 """
 
 import math
@@ -12,16 +12,16 @@ import numpy as np
 from minigrad.backend import array_module, on_host
 
 ALIGNMENT = 64                     # bytes: one cache line, one AVX-512 register
-POOLED_FROM = 1 << 16              # smaller arrays are malloc's business
-POOL_LIMIT = 1 << 29               # bytes that may lie idle
+POOLED_FROM = 1 << 16              # bytes; smaller arrays are left to malloc
+POOL_LIMIT = 1 << 29               # bytes that may be idle
 _idle = {}                         # size -> idle memory of that size
 
 
 class _Block:
-    """Owns memory for one array and gives it to the pool when that array and its views are gone.
+    """Owns memory for one array and returns it to the pool when that array and its views are gone.
 
-    Threads, and a garbage collection at any line, may get in between: so there is no count to keep and no lock to
-    hold, only a list's pop and append, which are atomic.
+    Other threads or a garbage collection may run between any two lines. So there is no counter and no lock, only a
+    list's pop and append, which are atomic.
     """
 
     def __init__(self, memory):
@@ -33,20 +33,20 @@ class _Block:
             return
         size = self.memory.nbytes
         if sum(n * len(memories) for n, memories in list(_idle.items())) + size > POOL_LIMIT:
-            _idle.clear()                                        # sizes that nobody asks for any more
+            _idle.clear()                                        # sizes that are no longer requested
         if size <= POOL_LIMIT:
             _idle.setdefault(size, []).append(self.memory)
 
 
 def _aligned(size):
-    """Fresh memory of `size` bytes."""
+    """New, aligned memory of `size` bytes."""
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.__array_interface__["data"][0] % ALIGNMENT
     return raw[start:start + size]
 
 
 def _recycled(size):
-    """Memory of `size` bytes that is idle, else fresh."""
+    """Idle memory of `size` bytes, or new memory if there is none."""
     try:
         return _idle[size].pop()
     except (KeyError, IndexError):
@@ -54,12 +54,12 @@ def _recycled(size):
 
 
 def empty(shape, dtype, xp=np):
-    """An uninitialised C-contiguous array, 64-byte aligned, in recycled memory where that saves page faults."""
+    """An uninitialised C-contiguous array, 64-byte aligned, in recycled memory if it is large."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     if xp is not np:
         return xp.empty(shape, dtype)
-    # Sizes are rounded up to eighths of a power of two, so that sequences of any length share blocks.
+    # Sizes are rounded up to eighths of a power of two, so that sequences of different lengths share blocks.
     grain = max(ALIGNMENT, 1 << max(0, size.bit_length() - 4))
     rounded = -(-max(size, 1) // grain) * grain
     memory = _aligned(rounded) if size < POOLED_FROM else np.asarray(_Block(_recycled(rounded)))
@@ -67,7 +67,7 @@ def empty(shape, dtype, xp=np):
 
 
 def release_idle_memory():
-    """Give the pool's idle memory back to the system."""
+    """Return the pool's idle memory to the system."""
     _idle.clear()
 
 
@@ -82,9 +82,9 @@ CACHE_BLOCK = 1 << 18              # bytes: several arrays of this size fit into
 
 
 def cache_blocks(array):
-    """[index]: parts of an array along its first axis that stay in the cache while several operations pass over each.
+    """[index]: parts of an array along its first axis, small enough to stay in the cache for several operations.
 
-    One index, the whole, for a small array and on a GPU, where every operation is a launch.
+    A single index, for the whole array, if it is small or on a GPU, where every operation is a launch.
     """
     if not on_host(array) or array.ndim == 0 or array.nbytes <= CACHE_BLOCK:
         return [...]
@@ -93,15 +93,15 @@ def cache_blocks(array):
 
 
 def apply(function, a, b):
-    """function(a, b), xp.add for example, into memory as `empty` gives it; b is broadcast to the shape of a."""
+    """function(a, b), for example xp.add, in memory from `empty`; b is broadcast to the shape of a."""
     xp = array_module(a, b)
     return function(a, b, out=empty(a.shape, xp.result_type(a.dtype, b.dtype), xp))
 
 
 def matmul(a, b):
-    """a @ b for arrays of at least two axes, into memory as `empty` gives it.
+    """a @ b for arrays with at least two axes, in memory from `empty`.
 
-    With a b of two axes all of a's rows are one product (`@` makes one of each batch entry).
+    If b has two axes, all rows of a are one product (`@` makes one per batch entry).
     """
     xp, one_product = array_module(a, b), b.ndim == 2
     front = a.shape[:-2]

@@ -1,7 +1,7 @@
-"""Masks as a re-ordering of the real steps.
+"""Masks as a reordering of the real steps.
 
-A time loop with a mask in every step is slow and hard to read. Instead each sample's real steps are moved to the left,
-the loop runs as if there were no mask, and what it computed after a sample's last real step is never read.
+A time loop with a mask at every step is slow and hard to read. Instead each sample's real steps are left-aligned, the
+loop runs without a mask, and what it computes after a sample's last real step is never read.
 """
 
 from typing import Any, NamedTuple
@@ -11,10 +11,10 @@ from minigrad.memory import empty
 
 
 class Packing(NamedTuple):
-    """Where each sample's real steps are: slot t of the packed sequence is step order[b, t] of the given one."""
+    """Where each sample's real steps are: slot t of the packed sequence is step order[b, t] of the original."""
 
-    order: Any      # (B, L) integer; None where every sample's real steps are on the left already
-    inverse: Any    # (B, L) integer: step t of the given sequence is slot inverse[b, t]; None as well
+    order: Any      # (B, L) integer; None if every sample's real steps are already on the left
+    inverse: Any    # (B, L) integer: step t of the original is slot inverse[b, t]; None as for order
     lengths: Any    # (B,) integer: the number of real steps
     mask: Any       # (B, L) boolean, as given
 
@@ -31,7 +31,7 @@ class Packing(NamedTuple):
 
 
 def pack(x, packing):
-    """(B, L, d) with the real steps on the left and zeros behind them; x itself when packing is None."""
+    """(B, L, d), real steps left-aligned, zero-padded; x itself if packing is None."""
     if packing is None:
         return x
     xp = array_module(x)
@@ -40,7 +40,7 @@ def pack(x, packing):
 
 
 def unpack(y, packing):
-    """The inverse of `pack`: every step back at its place, zeros at the masked ones."""
+    """The inverse of `pack`: every step at its original place, zeros at masked ones."""
     if packing is None:
         return y
     xp = array_module(y)
@@ -58,7 +58,7 @@ def last_states(hs, P, packing):
 
 
 def states_upstream(dy, dpast, hs, P, packing):
-    """dhs (P+T, B, h), an array of its own: dy at the steps, and dpast at the last P states of each sample."""
+    """dhs (P+T, B, h), a new array: dy at the steps, plus dpast at the last P states of each sample."""
     xp, T = array_module(hs=hs, dy=dy, dpast=dpast), len(hs) - P
     dhs = empty(hs.shape, hs.dtype, xp)
     dhs[:P] = 0

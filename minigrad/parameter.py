@@ -1,4 +1,4 @@
-"""Parameter: an array that is learned, and the gradient that the layers add into."""
+"""Parameter: a learned array and its gradient, into which layers add."""
 
 from minigrad.backend import array_module
 
@@ -10,9 +10,9 @@ class Parameter:
     grad    same shape, dtype and device; layers add (+=) into it, `zero_grad()` fills it with zeros in place
     name    the paper's symbol ("W"); the dotted name within a model comes from `Layer.named_parameters`
 
-    Tying two weights is sharing one Parameter object: it is found, stepped and saved once.
+    Two weights are tied by sharing one Parameter object: it is listed, updated and saved once.
 
-    Raises TypeError when value is not an array of floating-point numbers.
+    Raises TypeError if value is not an array of floating-point numbers.
     """
 
     def __init__(self, value, name="parameter"):
@@ -33,7 +33,7 @@ class Parameter:
 def unique_parameters(parameters, owner):
     """The parameters as a list, a shared one once.
 
-    Raises TypeError for something else, ValueError for none at all (a generator can be walked only once).
+    Raises TypeError if one is not a Parameter, ValueError if there are none (a generator can be consumed only once).
     """
     if not hasattr(parameters, "__iter__"):
         raise TypeError(f"{owner}: got a single {type(parameters).__name__}; expected an iterable of Parameters, "

@@ -1,7 +1,7 @@
 """Learning-rate schedules: the learning rate as a function of the step alone, so that a resumed run is exact.
 
-`schedule(step)` is the learning rate, a float, of the step about to be taken, counting from 0; `Trainer(schedule=...)`
-asks it before each step. Any function of the step will do; these are the usual ones.
+`schedule(step)` is the learning rate, a float, of the next step, counting from 0; `Trainer(schedule=...)` calls it
+before each step. Any function of the step works; these are the usual ones.
 """
 
 import math
@@ -38,12 +38,13 @@ class WarmupCosine(Constant):
                                 n = (step - warmup) / (steps - warmup)
         final                                                                     step >= steps
 
-    The cosine begins where the warm-up ends: lr at step = warmup, half-way down in the middle of what is left. SRU++'s
-    published code begins it at step 0 and enters it late: lr (1 + cos(pi step / steps)) / (1 + cos(pi warmup / steps)),
-    in its setting (16,000 of 400,000 steps) 1.004 times the plain cosine from step 0, and up to 7.5 % below this one.
+    The cosine begins where the warm-up ends: lr at step = warmup, half-way to `final` in the middle of the remaining
+    steps. SRU++'s published code begins it at step 0 and joins it after the warm-up: lr (1 + cos(pi step / steps)) /
+    (1 + cos(pi warmup / steps)). In its setting (16,000 of 400,000 steps) that is 1.004 times the plain cosine from
+    step 0, and up to 7.5 % below this one.
 
-    A run that is to go on for longer than planned must keep its `steps`, and goes on at `final`: with other `steps` it
-    would have been another run from the first step after the warm-up on.
+    A run that continues for longer than planned must keep its `steps`, and continues at `final`: with other `steps`
+    it would have been a different run from the end of the warm-up.
 
     Raises ValueError as `Constant` does, for fewer steps than `warmup` (or none), and for a `final` outside [0, lr].
     """

@@ -1,7 +1,7 @@
 """A dict of arrays in one safetensors file, with JSON in its header. Nothing is ever unpickled.
 
-A file is written to a temporary file, synced, then renamed: at every moment the old or the new one is whole. Its header
-holds the SHA-256 of the arrays, which is compared when the file is read.
+A file is written to a temporary file, synced, then renamed: at every moment the old or the new one is complete. Its
+header holds the SHA-256 of the arrays and the JSON, which is checked when the file is read.
 """
 
 import errno
@@ -19,13 +19,13 @@ FORMAT = "minigrad-1"
 
 
 class CheckpointError(ValueError):
-    """A file that is missing, damaged, or of another model."""
+    """A file that is missing, damaged, or from another model."""
 
 
 def write_atomically(path, content):
     """Write bytes to `path` so that it holds the old or the new content at every moment, also when killed.
 
-    Raises OSError, and leaves it alone, where it is no file: a folder, a device.
+    Raises OSError, and changes nothing, if `path` is not a regular file: a folder, a device.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
@@ -38,14 +38,14 @@ def write_atomically(path, content):
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)                           # there only if something failed: a full disk
+        temporary.unlink(missing_ok=True)                           # exists only after a failure: a full disk
 
 
 def save_tensors(path, tensors, meta=None):
     """Write {name: array} and a JSON-able `meta` to one file, atomically. Arrays may live on either device."""
-    arrays = {name: asnumpy(array).copy(order="C") for name, array in tensors.items()}
-    header = {"format": FORMAT, "meta": json.dumps(meta or {}, allow_nan=False), "sha256": _digest(arrays)}
-    write_atomically(path, save(arrays, metadata=header))
+    arrays = {name: asnumpy(array).astype(array.dtype.newbyteorder("="), order="C") for name, array in tensors.items()}
+    header = {"format": FORMAT, "meta": json.dumps(meta or {}, allow_nan=False)}
+    write_atomically(path, save(arrays, metadata={**header, "sha256": _digest(arrays, header["meta"])}))
 
 
 def load_tensors(path):
@@ -62,16 +62,16 @@ def load_tensors(path):
         meta = json.loads(header["meta"])
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
         raise CheckpointError(f"checkpoint {path}: damaged or not a safetensors file ({error})") from error
-    if header.get("sha256", _digest(tensors)) != _digest(tensors):           # files of older versions have none
-        raise CheckpointError(f"checkpoint {path}: damaged: its arrays do not have the SHA-256 in its header")
+    if header.get("sha256") not in (None, _digest(tensors, header["meta"])):  # files of older versions have none
+        raise CheckpointError(f"checkpoint {path}: damaged: its content does not have the SHA-256 in its header")
     return tensors, meta
 
 
-def _digest(arrays):
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        digest.update(name.encode("utf-8"))
-        digest.update(arrays[name].data if arrays[name].size else b"")
+def _digest(arrays, meta):
+    digest = hashlib.sha256(meta.encode("utf-8"))
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes())
     return digest.hexdigest()
 
 

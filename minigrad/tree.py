@@ -1,4 +1,4 @@
-"""Nested structures of arrays: the states, caches and gradients that layers hand around.
+"""Nested structures of arrays: the states, caches and gradients that layers exchange.
 
 A tree is an array, None, a scalar, or a tuple, NamedTuple, list or dict of trees.
 """
@@ -17,7 +17,7 @@ def tree_map(function, tree):
 
 
 def tree_leaves(tree, name=""):
-    """Yield (name, leaf) of every leaf that is not None, depth first; names are dotted paths below `name`."""
+    """Yield (name, leaf) for every leaf that is not None, depth first; names are dotted paths below `name`."""
     if tree is None:
         return
     if isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""The recurrent layers that the tasks compare, by name: RRA, and what it is compared with (Wang 2017, Table 1)."""
+"""The recurrent layers that the tasks compare, by name: RRA, and the models of Wang 2017, Table 1."""
 
 from minigrad import layers
 from minigrad.check import check_choice
@@ -32,13 +32,13 @@ TAKEN_BY = {"window": ("rra", "rnn-residual", "rnn-attention"), "offset": ("rra"
 def build_cell(name, d, h, *, rng=None, dtype=None, **own):
     """(layer, width): the recurrent layer `name` that maps (B, L, d) to (B, L, width), h units.
 
-    name         one of CELLS, or of BOTH_WAYS: two of it, one reading from the end (Bidirectional), 2h wide
+    name         one of CELLS, or of BOTH_WAYS: two of them, one reading backwards (Bidirectional), 2h wide
     window       K, the states that rra attends to; k of rnn-residual's shortcut from h_{t-k}, and of rnn-attention's
                  weights over h_{t-2} ... h_{t-k}
     forget_bias  of rra and lstm, with `init`; offset and normalize: of rra. Each is 10, 2, "sum" ... (SETTINGS)
 
-    The width is h, of urnn 2h: [Re h, Im h]. Raises ValueError for another name, and for a setting that the layer
-    refuses.
+    The width is h, of urnn 2h: [Re h, Im h]. Raises ValueError for another name, or for a setting that the layer
+    rejects.
     """
     check_choice("build_cell", "name", name, CELLS + BOTH_WAYS)
     unknown = sorted(set(own) - set(SETTINGS))

@@ -1,4 +1,4 @@
-"""A class read from a recurrent layer's outputs: pixel-by-pixel MNIST's model and, with an embedding, IMDB's."""
+"""Classification from a recurrent layer's outputs: the model for MNIST and, with an embedding, for IMDB."""
 
 from minigrad.backend import array_module
 from minigrad.check import check_choice, check_mask
@@ -33,10 +33,10 @@ class masked_mean:
 
 
 class last_outputs:
-    """s = h at the end of the reading: hs (B, L, h), mask -> s (B, h); 0 for a sample with no real step.
+    """s = h at the end of reading: hs (B, L, h), mask -> s (B, h); 0 for a sample with no real step.
 
-    from_left   columns of hs whose layer reads from the left, their end being the last real step; that of the others,
-                which read from the right, is the first one
+    from_left   columns of hs whose layer reads forwards: their end is the last real step. The others read backwards:
+                their end is the first one
     """
 
     @staticmethod
@@ -113,7 +113,7 @@ class TextClassifier(Layer):
     """logits = classifier(embedding(ids)): a SequenceClassifier over learned word vectors.
 
     forward(ids (B, L) integer, mask=None, rng=None) -> (logits (B, classes), cache); backward(dlogits, cache) -> None:
-    ids have no gradient. What stands at a masked position has no effect. Raises as Embedding and SequenceClassifier do.
+    ids have no gradient. Ids at masked positions have no effect. Raises as Embedding and SequenceClassifier do.
     """
 
     def __init__(self, vocab, d, cell, width, classes=2, *, pooling="mean", dropout=0.0, rng=None, dtype=None):

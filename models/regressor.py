@@ -1,4 +1,4 @@
-"""A number read from the last state of a recurrent layer: the adding problem's model."""
+"""Regression from the last output of a recurrent layer: the model for the adding problem."""
 
 from minigrad.backend import array_module
 from minigrad.check import check_mask
@@ -13,7 +13,7 @@ class SequenceRegressor(Layer):
     readout    Linear(h, d_out)
 
     forward(x (B, L, d), mask=None, rng=None) -> (y (B, d_out), cache); backward(dy, cache) -> dx (B, L, d).
-    A sample with no real step reads zeros. Raises ValueError for an empty sequence and as the cell does.
+    A sample with no real step has h_last = 0. Raises ValueError for an empty sequence and as the cell does.
     """
 
     def __init__(self, cell, h, d_out=1, *, rng=None, dtype=None):
@@ -44,7 +44,7 @@ class SequenceRegressor(Layer):
 
 
 def last_real_step(hs, mask):
-    """(B,) the index of each sample's last real step; 0 where there is none. Without a mask, L - 1."""
+    """(B,) the index of each sample's last real step; 0 if there is none. Without a mask, L - 1."""
     xp, (B, L) = array_module(hs=hs, mask=mask), hs.shape[:2]
     if mask is None:
         return xp.full(B, L - 1)

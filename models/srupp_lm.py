@@ -1,9 +1,11 @@
 """A language model: embedding, n layers of SRU, SRU++ or LSTM, output (Lei 2021, arXiv 2102.12459)."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from minigrad.backend import array_module
-from minigrad.check import check_choice, check_count
+from minigrad.check import check_choice, check_count, check_shape
 from minigrad.initializers import generator, uniform
 from minigrad.layer import Layer
 from minigrad.layers import LSTM, SRU, Dropout, Embedding, Linear, SRUpp, Stack
@@ -21,18 +23,30 @@ TAKEN_BY = {**dict.fromkeys(("heads", "memory", "window", "attention_every", "at
             "layers": ("sru", "sru-proj", "srupp"), "highway_bias": ("sru", "sru-proj", "srupp")}
 
 
+class LanguageModelCache(NamedTuple):
+    """What backward reads: the cache of each part, the mask, and the shape of the logits."""
+
+    embedding: Any
+    in_drop: Any
+    layers: Any
+    out_drop: Any
+    output: Any
+    mask: Any
+    shape: tuple
+
+
 class LanguageModel(Layer):
     """The logits of each next symbol: y = layers(embedding(ids)) W + b, with dropout before the layers and after them.
 
-    embedding   Embedding(vocab, d), entries of variance 1. (The code of SRU++ has 1/d. Then the first keys and queries
-                are so small that attention is uniform, and the highway's x' is next to nothing beside c: at our budgets
-                every variant learns more slowly; docs/results/char_lm.md.)
+    embedding   Embedding(vocab, d), entries of variance 1. (SRU++'s code has 1/d. Then the initial keys and queries
+                are so small that attention is uniform, and the highway's x' is negligible compared with c: at our
+                budgets every variant learns more slowly; docs/results/char_lm.md.)
     layers      a Stack of recurrent layers, the first one's input and the last one's output d wide
     output      Linear(d, vocab); W starts as U(-sqrt(3/d), sqrt(3/d)), b as zero, as in the code of SRU++
 
     forward(ids (B, L) integer, state=None, mask=None, rng=None) -> (logits (B, L, vocab), state), cache
     backward((dlogits, dstate), cache) -> (None, dstate0): ids have no gradient. The state is the Stack's. At a masked
-    step the logits are 0 and the state stays as it is.
+    step the logits are 0 and the state does not change.
     Symbol by symbol: `stepping = model.begin(state)`, `logits (B, vocab), stepping = model.step(ids (B,), stepping)`.
     """
 
@@ -58,13 +72,15 @@ class LanguageModel(Layer):
         logits, output_cache = self.output.forward(h)
         if mask is not None:
             logits = array_module(logits).where(mask[:, :, None], logits, 0)
-        return (logits, state), (embedding_cache, in_cache, layers_cache, out_cache, output_cache, mask)
+        return (logits, state), LanguageModelCache(
+            embedding_cache, in_cache, layers_cache, out_cache, output_cache, mask, logits.shape)
 
     def backward(self, upstream, cache):
-        embedding_cache, in_cache, layers_cache, out_cache, output_cache, mask = cache
+        embedding_cache, in_cache, layers_cache, out_cache, output_cache, mask, shape = cache
         dlogits, dstate = split_upstream(upstream)
         dh = None
         if dlogits is not None:
+            check_shape("LanguageModel", "dlogits", dlogits, shape)
             if mask is not None:
                 dlogits = array_module(dlogits).where(mask[:, :, None], dlogits, 0)
             dh = self.drop.backward(self.output.backward(dlogits, output_cache), out_cache)
@@ -73,7 +89,7 @@ class LanguageModel(Layer):
         return None, dstate0
 
     def initial_state(self, batch, dtype=None):
-        """The state before a text, written out."""
+        """The state before a text."""
         return self.layers.initial_state(batch)
 
     def begin(self, state=None):
@@ -107,7 +123,7 @@ def build(layer, vocab, d, *, layers=4, projection=None, heads=1, window=None, m
     """A LanguageModel of `layers` layers d wide.
 
     layer       "sru"; "sru-proj" (SRU++ without attention, layer norm kept); "srupp"; "lstm"
-    projection  d' of "sru-proj" and "srupp"; default d // 4;  layer_norm: whether these two have theirs
+    projection  d' of "sru-proj" and "srupp"; default d // 4;  layer_norm: whether these two have one
     memory      slots of SRU++'s memory, through which no gradient flows (truncated backpropagation through time)
     dropout     before and after the layers, of the rows that W_o maps, and of the recurrence (all layers but the last)
 

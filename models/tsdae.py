@@ -1,8 +1,8 @@
-"""TSDAE: sentence embeddings by rebuilding a sentence from its noisy copy (Wang et al. 2021, arXiv 2104.06979).
+"""TSDAE: sentence embeddings by reconstructing a sentence from its noisy copy (Wang et al. 2021, arXiv 2104.06979).
 
-    noisy sentence -> encoder -> s (d,) -> decoder, which sees s and the words before -> each next word
+    noisy sentence -> encoder -> s (d,) -> decoder, which sees s and the earlier words -> each next word
 
-The encoder alone is kept for use:
+Only the encoder is needed afterwards:
 
     model = TSDAE.load("runs/tsdae/.../best.safetensors")
     vectors = model.encode(["A man plays a guitar.", "Someone plays an instrument."])       # (2, d) float32
@@ -77,9 +77,9 @@ def pool_backward(ds, cache, pooling):
 
 
 class _Words(Layer):
-    """The rows of words and positions, as encoder and decoder both begin: x_t = E[id_t] + P_t, then dropout.
+    """Embeddings of words and positions, the input of encoder and decoder: x_t = E[id_t] + P_t, then dropout.
 
-    With norm="post" a layer norm stands before the dropout, as in BERT; with "pre" it stands behind the last layer.
+    With norm="post" a layer norm comes before the dropout, as in BERT; with "pre" it comes after the last layer.
     """
 
     def __init__(self, vocab, d, length, norm, dropout, *, rng, dtype):
@@ -95,10 +95,10 @@ class _Words(Layer):
         if self.norm_first:
             x, norm_cache = self.norm.forward(x)
         x, drop_cache = self.drop.forward(x, rng=rng)
-        return x, (embedding_cache, positions_cache, (norm_cache, drop_cache))
+        return x, (embedding_cache, positions_cache, norm_cache, drop_cache)
 
     def backward(self, dx, cache):
-        embedding_cache, positions_cache, (norm_cache, drop_cache) = cache
+        embedding_cache, positions_cache, norm_cache, drop_cache = cache
         dx = self.drop.backward(dx, drop_cache)
         if self.norm_first:
             dx = self.norm.backward(dx, norm_cache)
@@ -106,7 +106,7 @@ class _Words(Layer):
 
 
 class Encoder(Layer):
-    """s = pool(layers(words)): one vector a sentence.
+    """s = pool(layers(words)): one vector per sentence.
 
     words     the rows of words and positions
     layers    TransformerEncoderLayers
@@ -144,10 +144,12 @@ class Encoder(Layer):
             x, norm_cache = self.words.norm.forward(x)
         if self.pooling != "cls":
             x, pool_cache = pool(x, mask, self.pooling)
-        return x, (words_cache, caches, (norm_cache, pool_cache))
+        return x, (words_cache, caches, norm_cache, pool_cache)
 
     def backward(self, ds, cache):
-        words_cache, caches, (norm_cache, pool_cache) = cache
+        words_cache, caches, norm_cache, pool_cache = cache
+        (B, _, d), _ = pool_cache
+        check_shape("TSDAE's encoder", "ds", ds, (B, d))
         dx = ds if self.pooling == "cls" else pool_backward(ds, pool_cache, self.pooling)
         if not self.words.norm_first:
             dx = self.words.norm.backward(dx, norm_cache)
@@ -168,18 +170,18 @@ class _DecoderCache(NamedTuple):
 
 
 class Decoder(Layer):
-    """The logits of each next word, from the words before it and s: the cross-attention sees that one row alone.
+    """The logits of each next word, from the earlier words and s, which is all that the cross-attention sees.
 
-        n_t = norm(gelu(h_t W + b))       logits_t = n_t E^T + b_v        (the head, as BERT's; E the embedding)
+        n_t = norm(gelu(h_t W + b))       logits_t = n_t E^T + b_v        (the head, as in BERT; E the embedding)
 
     words, layers     as the encoder's (tied: the same objects) with TransformerDecoderLayers
     transform         Linear(d, d);  transform_norm: LayerNorm(d)
     b_v (vocab,)      zero; `begin_with` gives it the words' frequencies
 
     forward(ids (B, T), s (B, d), predicted=None, rng=None, places=None) -> logits (B, T, vocab), cache; with predicted
-    (B, T), True where a next word is predicted, (N, vocab) of these N places alone, row by row. Position t sees the ids
-    0 ... t, so that padding to the right needs no mask. `places` (N,) are the N places' indices among the B T, for a
-    caller who has them: finding them on a GPU waits.
+    (B, T), True where a next word is predicted, (N, vocab) of these N places only, row by row. Position t sees the ids
+    0 ... t, so that padding on the right needs no mask. `places` (N,) are the indices of the N places among the B T;
+    passing them avoids a wait on a GPU.
     backward(dlogits, cache) -> ds.
     """
 
@@ -197,7 +199,7 @@ class Decoder(Layer):
         check_rank_and_width("Decoder", "s", s, 2, self.words.embedding.W.value.shape[1])
         x, words_cache = self.words.forward(ids, None, rng)
         caches, norm_cache = [], None
-        # What stands behind a sentence's last prediction is seen by none of them: the layers leave it out as padding.
+        # No prediction depends on what comes after a sentence's last one: the layers treat it as padding.
         seen = None if predicted is None else predicted[:, ::-1].cumsum(axis=1)[:, ::-1] > 0
         for layer in self.layers:
             x, cache = layer.forward(x, s[:, None], mask=seen, rng=rng)
@@ -270,18 +272,18 @@ class TSDAE(Layer):
     """The transformer-based sequential denoising autoencoder.
 
     vocabulary    a WordVocabulary, or a number of words (then text cannot be encoded, ids can)
-    length        positions of a sentence at most, [CLS] and [SEP] counted
-    pooling       "cls", "mean" or "max": what of the encoder is the sentence's embedding
+    length        the most positions of a sentence, including [CLS] and [SEP]
+    pooling       "cls", "mean" or "max": how the sentence's embedding is computed from the encoder's outputs
     tie           the decoder's embedding, positions, norms, self-attention and feed-forward layers are the encoder's
                   (the same Parameters: one gradient, the sum of all uses). The cross-attention, its norm and the head
-                  are the decoder's alone. The output matrix is the decoder's embedding in both cases
+                  belong to the decoder alone. The output matrix is the decoder's embedding in both cases
     norm          "pre" or "post"; activation "relu", "gelu" or "gelu_tanh"; dropout of rows and parts' outputs;
     attention_dropout    of the self-attention's weights (the cross-attention's one weight is never dropped)
 
     forward(noisy (B, L), clean (B, T), noisy_mask=None, clean_mask=None, rng=None) -> logits (N, vocab), cache: of the
-    N real words behind a clean sentence's first, row by row; `targets(clean, clean_mask)` are their ids (N,). (Without
-    clean_mask: (B, T-1, vocab) and (B, T-1).) Both begin with [CLS] and end with [SEP]; masks are True where real.
-    Both take `places` too, (N,) from `predicted_places(clean_mask)`: on a GPU finding them waits, on the host not.
+    N real words after the first of a clean sentence, row by row; `targets(clean, clean_mask)` are their ids (N,).
+    (Without clean_mask: (B, T-1, vocab) and (B, T-1).) Both begin with [CLS] and end with [SEP]; masks are True where
+    real. Both take `places` too, (N,) from `predicted_places(clean_mask)`: on a GPU finding them means waiting.
     backward(dlogits, cache) -> None.
     Raises ValueError and TypeError as its parts do.
     """
@@ -326,12 +328,12 @@ class TSDAE(Layer):
 
     @staticmethod
     def predicted_places(clean_mask):
-        """(N,): among the B (T-1) places behind the first, the indices of those with a real word."""
+        """(N,): among the B (T-1) places after the first, the indices of those with a real word."""
         return array_module(clean_mask).flatnonzero(clean_mask[:, 1:])
 
     @staticmethod
     def targets(clean, clean_mask=None, places=None):
-        """The ids that forward's logits are of: each real one but the first of its sentence."""
+        """The ids that forward's logits predict: each real one except the first of its sentence."""
         following = clean[:, 1:]
         if places is not None:
             return following.reshape(-1)[places]
@@ -340,7 +342,7 @@ class TSDAE(Layer):
     def unused_parameters(self):
         """The cross-attentions' W_q, b_q, W_k, b_k: over one row attention is 1 whatever they are; their gradient is 0.
 
-        With norm="pre" the norm before a cross-attention makes nothing but its query: gain and bias are unused too. An
+        With norm="pre" the norm before a cross-attention feeds only its query: gain and bias are unused too. An
         optimizer with weight decay would still shrink them: give it `no_decay=model.unused_parameters()`.
         """
         unused = []
@@ -355,8 +357,8 @@ class TSDAE(Layer):
     def encode(self, sentences, batch_size=EVALUATED):
         """(n, d) float32 on the host, the embedding of each sentence, in their order.
 
-        Words beyond `length` - 2 are cut off, with one warning. Raises ValueError for a sentence without a word, naming
-        it, and for a model without a vocabulary; TypeError for a bare string.
+        Sentences are cut after `length` - 2 words, with one warning. Raises ValueError for a sentence without a word,
+        naming it, and for a model without a vocabulary; TypeError for a bare string.
         """
         check_count("TSDAE", "batch_size", batch_size)
         ids = self.ids_of(sentences)
@@ -394,7 +396,7 @@ class TSDAE(Layer):
                              "can be encoded and written")
 
     def reconstruct(self, vectors, words=None):
-        """[str]: what the decoder writes from each embedding (n, d), always its likeliest next word."""
+        """[str]: what the decoder generates from each embedding (n, d), always taking the most likely next word."""
         self._require_vocabulary()
         W = self.decoder.words.embedding.W.value
         xp, most = array_module(W), self.settings["length"] - 1 if words is None else words
@@ -414,7 +416,7 @@ class TSDAE(Layer):
     # ---- files -------------------------------------------------------------------------------------------
 
     def record(self):
-        """What a checkpoint must say of the model besides its tensors; JSON-able."""
+        """What a checkpoint must hold besides the model's tensors; JSON-able."""
         return {**self.settings, "buckets": self.vocabulary.buckets if self.vocabulary else 0,
                 "words": self.vocabulary.words if self.vocabulary else len(self.decoder.b_v.value)}
 

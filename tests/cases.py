@@ -7,6 +7,7 @@ import numpy as np
 
 from minigrad import Residual, Sequential
 from minigrad.layers import (
+    GRU,
     IRNN,
     LSTM,
     RNN,
@@ -196,6 +197,8 @@ TABLE = [
     rra("RRALSTM, softmax, offset 1", 3, normalize="softmax", offset=1),
     rra("RRALSTM, K = 1, offset 1", 1, offset=1),
     rra("RRALSTM, K = 0", 0),
+    rra("RRALSTM, offset 3", 2, offset=3),
+    Case("GRU", lambda dtype, rng: GRU(D, H, rng=rng, dtype=dtype), masks=True, state=sru_state),
     rnn("RNN"),
     rnn("RNN, residual", 3),
     rnn("RNN, linear residual", 2, shortcut="linear"),

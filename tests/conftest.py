@@ -1,11 +1,9 @@
 """Shared by all tests. One BLAS thread: the suite runs beside other things, and its arrays are small."""
 
 import os
-import sys
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "support")]    # what tests share
 
 import pytest
 
@@ -13,6 +11,12 @@ from minigrad.backend import gpu_problem
 from minigrad.data.files import find_file
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure(config):
+    """With -n each file goes to one worker, whole: what it makes once for its tests is made once."""
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist = "loadfile"
 
 
 def pytest_collection_modifyitems(items):
@@ -46,7 +50,7 @@ def quick_figures(request, monkeypatch):
 
 @pytest.fixture
 def fake_gpu(monkeypatch):
-    """The strict stand-in for CuPy (tests/support/fake_cupy.py) as the module cupy, with one device; it runs no kernels."""
+    """The strict stand-in for CuPy (tests/support/fake_cupy.py) as the module cupy: one device, no kernels."""
     import fake_cupy
 
     monkeypatch.setenv("MINIGRAD_KERNELS", "0")

@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# All that needs a GPU, in one go and in under eight minutes by its own clock: made for a machine that can be had for
-# minutes only.
+# All that needs a GPU, in one go and in under eight minutes by its own clock: for a machine that is lent for minutes.
 #
-#     OUT=folder bash tests/gpu_check.sh --data FOLDER        FOLDER: with MNIST's four files
+#     OUT=folder bash tests/gpu_check.sh --data FOLDER        FOLDER has MNIST's four files
 #
 # From any folder, with nothing installed but what minigrad imports, CuPy and pytest (PyTorch, for the bench's peers).
-# Linux: it needs GNU timeout. $PYTHON is the Python to use (python3). Where the machine is sent a copy of the working
-# tree alone, put MNIST's files into a folder of it that git ignores (.mnist, say), send that along, and run there
+# Linux: it needs GNU timeout. $PYTHON is the Python to use (python3). If the machine gets only a copy of the working
+# tree, put MNIST's files into a folder of it that git ignores (.mnist, say), send that too, and run there
 #
 #     OUT=$OUT bash tests/gpu_check.sh --data .mnist
 #
@@ -14,7 +13,7 @@
 #     summary.txt                        a line a stage: passed, failed or ran out of time, seconds, the main figures
 #     environment.txt                    card, driver, versions, commit
 #     tests.txt                          pytest -m gpu, test by test
-#     bench.txt bench.json bench.png     tasks/bench.py --device gpu
+#     bench.txt bench.json bench.png     tasks/bench --device gpu
 #     mnist.csv mnist.png                three minutes of tasks/pixel_mnist.py --paper --device gpu: log, figure
 #
 # Flags: --data FOLDER         else $MINIGRAD_DATA, ~/.cache/minigrad; without the files the last stage is skipped
@@ -61,7 +60,7 @@ done
 case $python in */*) python=$(from_here "$python") ;; esac
 cd "$root" || exit 2
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1             # what else is installed there is no part of this
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1             # other plugins are no part of this
 said=$(timeout --foreground 60 "$python" -c '
 from minigrad import backend
 try:
@@ -75,7 +74,7 @@ case $? in
     126 | 127) fail "PYTHON is '$python'; expected a Python that can be run; nothing was run" ;;
     *) fail "$python cannot import minigrad: ${said##*$'\n'}; nothing was run" ;;
 esac
-problem=$(sed -n 's/^problem: //p' <<< "$said")                      # beside it, warnings of what is imported
+problem=$(sed -n 's/^problem: //p' <<< "$said")                      # among the warnings of what is imported
 [ "$problem" = None ] || fail "$problem; nothing was run"
 
 if [ -n "${OUT:-}" ]; then
@@ -185,18 +184,19 @@ has_images() {                                      # there, or one folder below
     compgen -G "$1/train-images*idx3-ubyte*" > /dev/null || compgen -G "$1/*/train-images*idx3-ubyte*" > /dev/null
 }
 
-stage environment 60 "$out/environment.txt" "" "$out/environment.txt" "$python" tests/support/gpu_check_figures.py describe
+stage environment 60 "$out/environment.txt" "" "$out/environment.txt" \
+    "$python" tests/support/gpu_check_figures.py describe
 
-# Only the files that have tests for a GPU: to collect them all takes long. Warnings are shown, not errors: those of the
-# CuPy and NumPy that happen to be there are no fault of minigrad's.
+# Only the files that have tests for a GPU: collecting all takes long. Warnings are shown and are no errors: they may
+# come from the versions of CuPy and NumPy there.
 mapfile -t files < <(grep -lF mark.gpu tests/*.py tests/*/*.py)
 stage tests "$tests_limit" "$out/tests.txt" "" "$out/tests.txt" \
     "$python" -m pytest -m gpu -v -W default --tb=short --durations=10 -p no:cacheprovider \
     --continue-on-collection-errors "${files[@]}"
 
-seconds=$(($(allowed "$bench_limit") * 5 / 6))      # the rest is for what is being measured then
+seconds=$(($(allowed "$bench_limit") * 5 / 6))      # the rest is for the row that is being measured then
 stage bench "$bench_limit" "$out/bench.txt" "" "$out/bench.json" \
-    "$python" tasks/bench.py --device gpu --json "$out/bench.json" --out "$out/bench.png" \
+    "$python" tasks/bench --device gpu --json "$out/bench.json" --out "$out/bench.png" \
     --seconds "$((seconds > 0 ? seconds : 0))"
 
 if [ -n "$data" ]; then

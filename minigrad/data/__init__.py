@@ -1,4 +1,4 @@
-"""Data: synthetic problems, texts, official files, and the order in which examples are met."""
+"""Data: synthetic problems, texts, official files, and the order of the examples."""
 
 from minigrad.data.batches import Batches
 from minigrad.data.files import DataError, data_folder

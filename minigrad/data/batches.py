@@ -1,4 +1,4 @@
-"""The order in which examples are met."""
+"""The order of the examples in training."""
 
 import numpy as np
 
@@ -33,8 +33,8 @@ class Batches(Epochs):
     """Shuffled minibatches of aligned arrays; which examples step s sees is a function of (seed, s) alone.
 
     `batches[s]` is the tuple of the arrays' rows at step s. Every epoch has its own permutation, drawn from
-    (seed, epoch); the rows left over at its end are not used in that epoch. Since nothing is remembered, a run that
-    is resumed at any step goes on exactly.
+    (seed, epoch); the rows left over at its end are not used in that epoch. Since there is no state, a run
+    resumed at any step continues exactly.
 
     Raises TypeError for a bare array, ValueError for arrays of different lengths, and for a batch larger than the data.
     """
@@ -62,10 +62,10 @@ class Batches(Epochs):
 
 
 def order_by_length(lengths, batch_size, rng):
-    """(n // batch_size, batch_size): the examples of an epoch's batches, those of a batch of like length.
+    """(n // batch_size, batch_size): the examples of an epoch's batches, each of similar length.
 
-    Random order, then by length within POOL batches at a time, the batches of a pool in random order. Each of the n
-    examples comes once, but for a rest smaller than a batch, which differs from draw to draw.
+    Random order, then sorted by length within pools of POOL batches, the batches of a pool in random order. Each of the
+    n examples comes once, except for a remainder smaller than a batch, which differs from draw to draw.
     """
     order, pools = rng.permutation(len(lengths))[:len(lengths) // batch_size * batch_size], []
     for start in range(0, len(order), POOL * batch_size):

@@ -1,7 +1,7 @@
-"""Data files: where they lie, whether they are the official ones, and how what is missing is fetched.
+"""Data files: finding them, verifying that they are the official ones, and downloading what is missing.
 
 A file is used under its official name, from the data folder or one folder below it; one that is not the official one is
-refused, never replaced by something else. Packed files are read through: nothing is unpacked onto the disk.
+refused, never replaced. Compressed files are read as streams: nothing is unpacked onto the disk.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-FORMS = ("", ".gz", ".zip")             # in which a file may lie: as it is, or packed
+FORMS = ("", ".gz", ".zip")             # how a file may be stored: plain or compressed
 CHUNK = 1 << 20                         # bytes
 TIMEOUT = 30                            # seconds without a byte
 
@@ -30,10 +30,10 @@ class DataError(ValueError):
 
 
 class Official(NamedTuple):
-    """A published file. It may lie as `name`, `name`.gz or `name`.zip; size and checksum are of what is in it."""
+    """A published file. It may be stored as `name`, `name`.gz or `name`.zip; size and checksum are of its content."""
 
     name: str
-    url: str                            # its last part is the file's name on the disk
+    url: str                            # its last part is the file's name on disk
     size: int | None = None             # bytes; None: not known, not checked
     checksum: str | None = None         # "md5:..." or another of hashlib's
 
@@ -41,7 +41,7 @@ class Official(NamedTuple):
 def data_folder(given=None):
     """The folder for data: the one given, else $MINIGRAD_DATA, else ~/.cache/minigrad.
 
-    Raises DataError where none is given and the user has no home folder.
+    Raises DataError if none is given and the user has no home folder.
     """
     folder = given or os.environ.get("MINIGRAD_DATA") or cache_folder()
     if folder is None:
@@ -50,7 +50,7 @@ def data_folder(given=None):
 
 
 def cache_folder():
-    """~/.cache/minigrad; None where the user has no home folder, as in some containers."""
+    """~/.cache/minigrad; None if the user has no home folder, as in some containers."""
     try:
         return Path.home() / ".cache/minigrad"
     except RuntimeError:
@@ -58,17 +58,17 @@ def cache_folder():
 
 
 def find_file(names, folder):
-    """The path of the first of the names that lies in the folder or one folder below it; None where none does."""
+    """The path of the first of the names found in the folder or one folder below it; None if none is."""
     folder = Path(folder)
     places = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())] if folder.is_dir() else []
     return next((place / name for name in names for place in places if (place / name).is_file()), None)
 
 
 def official_file(official, folder, quiet=False):
-    """The path of a published file under the folder, checked; fetched into the folder when it is missing.
+    """The path of a published file under the folder, verified; downloaded into the folder if it is missing.
 
-    Raises DataError, one line: for a file that is not the official one, and, where it cannot be fetched, with what to
-    put where.
+    Raises DataError, one line, for a file that is not the official one. If it cannot be downloaded, the line says what
+    to put where.
     """
     path = find_file([official.name + form for form in FORMS], folder)
     if path is None:
@@ -81,10 +81,10 @@ def official_file(official, folder, quiet=False):
 
 @contextlib.contextmanager
 def unpacked(path, form=None):
-    """A binary stream of what is in a file: of a .gz unpacked, of a .zip its one file, of any other the file itself.
+    """A binary stream of a file's content: a .gz decompressed, the one file of a .zip, any other file itself.
 
-    `form` is ".gz", ".zip" or "" where the name does not say it. Raises DataError for a file that is missing or
-    damaged, and for a zip of more or less than one file, also while the stream is read.
+    `form` is ".gz", ".zip" or "", if the name does not say it. Raises DataError, also while the stream is read, for a
+    file that is missing or damaged, and for a zip that does not hold exactly one file.
     """
     path = Path(path)
     form = (path.suffix if path.suffix in FORMS else "") if form is None else form
@@ -116,7 +116,7 @@ def _one_file(archive, path):
 
 
 def read_unpacked(path):
-    """The bytes of what is in a file; see `unpacked`."""
+    """The bytes of a file's content; see `unpacked`."""
     with unpacked(path) as stream:
         return stream.read()
 
@@ -134,7 +134,7 @@ def read_lines(path):
 
 
 def check_content(path, official, form=None):
-    """Raise DataError unless the file holds exactly what was published, as far as size and checksum are known."""
+    """Raise DataError unless the file's content is what was published, as far as size and checksum are known."""
     if form is None:
         form = Path(path).name.removeprefix(official.name)       # "a.tar.gz" itself is published packed
     kind, _, expected = (official.checksum or "md5:").partition(":")
@@ -156,17 +156,17 @@ def check_content(path, official, form=None):
 # ---- fetching --------------------------------------------------------------------------------------------
 
 def _fetch(official, folder, quiet):
-    """Fetch the file into the folder, under a name of its own until it has been checked; returns its path."""
+    """Download the file into the folder, under a temporary name until it has been verified; returns its path."""
     target = folder / official.url.rpartition("/")[2]
-    beside = target.with_name(f"{target.name}.{os.getpid()}.part")
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            _download(official.url, beside, quiet)
-            check_content(beside, official, target.name.removeprefix(official.name))
-            beside.replace(target)
+            _download(official.url, temporary, quiet)
+            check_content(temporary, official, target.name.removeprefix(official.name))
+            temporary.replace(target)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except DataError as error:
         raise DataError(f"{official.url} gave something else than {official.name}: {error}") from error
     except (OSError, http.client.HTTPException) as error:
@@ -194,7 +194,7 @@ def _download(url, path, quiet):
 
 
 def _reason(error):
-    """What a user can use of a network error, in one line."""
+    """The useful part of a network error, in one line."""
     inner = getattr(error, "reason", None)
     error = inner if isinstance(inner, OSError) else error
     return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__

@@ -1,7 +1,7 @@
 """IMDB: 50,000 film reviews, half of them for training, as positive or negative (Maas et al., ACL 2011).
 
-Read from aclImdb_v1.tar.gz as it is published, member by member, from any other .tar.gz of the same members, or from
-the unpacked folder. What was read is kept in one file under ~/.cache/minigrad, so that the next run begins at once.
+Read member by member from the published aclImdb_v1.tar.gz, from any other .tar.gz with the same members, or from the
+unpacked folder. The result is cached in one file under ~/.cache/minigrad, so that the next run starts at once.
 """
 
 import contextlib
@@ -47,16 +47,16 @@ ARCHIVE = Official("aclImdb_v1.tar.gz", "https://ai.stanford.edu/~amaas/data/sen
                    "md5:7c2ac02c03563afcf9b574c7e56c153a")
 COUNT = 12_500                                                   # reviews of each part, as published
 PARTS = tuple(f"{half}/{kind}" for half in ("train", "test") for kind in ("neg", "pos"))
-RATINGS = {"neg": range(1, 5), "pos": range(7, 11)}              # what lies between is left out of the data set
+RATINGS = {"neg": range(1, 5), "pos": range(7, 11)}              # those in between are not in the data set
 MEMBER = re.compile(rf"(?:\./)?aclImdb/({'|'.join(PARTS)})/([^/]+)")
 NAME = re.compile(r"([0-9]{1,18})_([0-9]{1,18})\.txt")           # ID_RATING.txt
-FORMAT = 1                                                       # of what is kept: any other is read anew
+FORMAT = 1                                                       # of the cache file: any other is read anew
 
 
 class Imdb(NamedTuple):
     """The reviews and their words: id n is words[n], of all words of the training reviews.
 
-    The reviews stand by label, then by number. Words that only the test reviews have are [UNK].
+    The reviews are sorted by label, then by number. Words that occur only in test reviews are [UNK].
     """
 
     train: Reviews
@@ -66,15 +66,15 @@ class Imdb(NamedTuple):
 
 
 def read_imdb(folder=None, cache=None, quiet=False, *, count=COUNT):
-    """Imdb, from under a data folder; fetched where it is not there.
+    """Imdb from a data folder; downloaded if it is missing.
 
-    folder    a data folder (None: `data_folder`'s) where, or one folder below, lies the unpacked aclImdb, else
-              aclImdb_v1.tar.gz, which is checked, else another aclImdb*.tar.gz; or the path of one of these
-    cache     the folder for what was read (None: ~/.cache/minigrad, if there is a home folder); False: nothing is kept
-    count     reviews of each part; None: any, the same of each
+    folder    a data folder (None: `data_folder`'s) that contains, directly or one folder below, the unpacked aclImdb,
+              else aclImdb_v1.tar.gz, which is verified, else another aclImdb*.tar.gz; or the path of one of these
+    cache     the folder of the cache file (None: ~/.cache/minigrad, if there is a home folder); False: no cache
+    count     reviews of each part; None: any number, the same for each
 
-    Raises DataError, one line: for a source that is damaged, for a part with another number of reviews, for a member
-    that is not ID_RATING.txt, has a rating that is not its part's, is not UTF-8 or has no word.
+    Raises DataError, one line: for a damaged source, for a part with another number of reviews, for a member that
+    is not ID_RATING.txt, has a rating of another part, is not UTF-8 or has no word.
     """
     source = find_imdb(data_folder(folder), quiet)
     kept, cache = None, cache_folder() if cache is None else cache
@@ -91,7 +91,7 @@ def read_imdb(folder=None, cache=None, quiet=False, *, count=COUNT):
 
 
 def find_imdb(folder, quiet=False):
-    """The path of the unpacked folder or of the archive; see `read_imdb`. The official archive has been checked."""
+    """The path of the unpacked folder or of the archive; see `read_imdb`. The official archive has been verified."""
     if folder.is_file():
         if folder.name == ARCHIVE.name:
             check_content(folder, ARCHIVE)
@@ -113,7 +113,7 @@ def find_imdb(folder, quiet=False):
 # ---- reading ---------------------------------------------------------------------------------------------
 
 def _read(source, quiet, count):
-    """Imdb of a folder or an archive. Until all words are known a word's id is the place where it was first met."""
+    """Imdb of a folder or an archive. Until all words are known, a word's id is the order of its first occurrence."""
     ids = defaultdict()
     ids.default_factory = ids.__len__
     found = {part: [] for part in PARTS}                         # [(number, rating, (n,) ids)]
@@ -138,7 +138,7 @@ def _read(source, quiet, count):
 
 
 def _archive_members(path):
-    """(part, name, bytes) of each review; read to the end, so that the archive's own checksum is checked."""
+    """(part, name, bytes) of each review; read to the end, so that the archive's own checksum is verified."""
     try:
         with unpacked(path, ".gz") as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
             while member := archive.next():
@@ -166,7 +166,7 @@ def _folder_members(folder):
 
 
 def _review(where, part, name, data):
-    """(number, rating, words) of a member; `where` is what stands before its name in an error."""
+    """(number, rating, words) of a member; `where` precedes its name in an error message."""
     match = NAME.fullmatch(name)
     if not match:
         raise DataError(f"{where}: {name!r} is there; expected names as ID_RATING.txt")
@@ -184,7 +184,7 @@ def _review(where, part, name, data):
 
 
 def _check_counts(source, counts, count):
-    """Raise DataError unless each of PARTS has so many reviews."""
+    """Raise DataError unless each of PARTS has this many reviews."""
     counts = [int(n) for n in counts]
     expected = max(1, *counts) if count is None else count
     for part, came in zip(PARTS, counts):
@@ -193,7 +193,7 @@ def _check_counts(source, counts, count):
 
 
 def _joined(source, found, half):
-    """Reviews of both kinds of a half, sorted, so that it does not matter in which order they were met."""
+    """Reviews of both kinds of a half, sorted, so that the order of reading does not matter."""
     rows = []
     for label, kind in enumerate(("neg", "pos")):
         of_kind = sorted(found[f"{half}/{kind}"], key=lambda row: row[:2])
@@ -210,7 +210,7 @@ def _joined(source, found, half):
 # ---- what was read is kept -------------------------------------------------------------------------------
 
 def _fingerprint(source):
-    """Hexadecimal digits that change with the source: of an archive's bytes; of a folder's names, sizes and times."""
+    """Hexadecimal digest of the source: of an archive's bytes, or of a folder's names, sizes and times."""
     digest = hashlib.md5(usedforsecurity=False)
     if source.is_dir():
         for part in PARTS:
@@ -228,7 +228,7 @@ def _fingerprint(source):
 
 
 def _load(path, source):
-    """Imdb of a file that `_save` wrote; None where it is missing, damaged or something else."""
+    """Imdb from a file that `_save` wrote; None if it is missing, damaged or something else."""
     try:
         tensors, meta = load_tensors(path)
         if meta != {"imdb": FORMAT}:
@@ -241,7 +241,7 @@ def _load(path, source):
 
 
 def _save(path, imdb, quiet):
-    """Keep it, where that can be done: without, the next run only takes longer to begin."""
+    """Write the cache, if possible; without it the next run only takes longer to start."""
     tensors = {f"{half}.{name}": array for half in ("train", "test")
                for name, array in getattr(imdb, half)._asdict().items()}
     tensors["words"] = np.frombuffer("\n".join(imdb.words).encode("utf-8"), np.uint8)

@@ -34,11 +34,11 @@ class Mnist(NamedTuple):
 # ---- files -----------------------------------------------------------------------------------------------
 
 def read_idx(path, rank=None):
-    """The uint8 array of an IDX file, plain or .gz; with `rank` axes, where that is given.
+    """The uint8 array of an IDX file, plain or .gz; with `rank` axes, if that is given.
 
-    Four bytes 0, 0, the dtype's code, the number of axes; the axes' lengths, four bytes each, the highest first; the
-    numbers in row-major order. Raises DataError, one line, for a file that is missing, damaged, no IDX file, of another
-    dtype or rank, and for one with fewer or more bytes than its header says.
+    Four bytes 0, 0, the dtype's code, the number of axes; the axes' lengths, four bytes each, most significant first;
+    the numbers in row-major order. Raises DataError, one line, for a file that is missing, damaged, not an IDX file, of
+    another dtype or rank, and for one with fewer or more bytes than its header says.
     """
     data = read_unpacked(path)
     came, axes = data[:4].hex(" "), f"{rank:02x}" if rank else "01 to 03"
@@ -52,7 +52,7 @@ def read_idx(path, rank=None):
         raise DataError(f"{path}: ends within its header, after {len(data)} of {begin} bytes")
     shape = tuple(np.frombuffer(data, ">u4", data[3], offset=4).tolist())
     if len(data) - begin != math.prod(shape):
-        raise DataError(f"{path}: {len(data) - begin:,} bytes behind the header; expected "
+        raise DataError(f"{path}: {len(data) - begin:,} bytes after the header; expected "
                         f"{' x '.join(map(str, shape))} = {math.prod(shape):,}")
     return np.frombuffer(data, np.uint8, offset=begin).reshape(shape)
 
@@ -60,11 +60,11 @@ def read_idx(path, rank=None):
 def read_mnist(folder=None, quiet=False, *, official=True):
     """Mnist from its four files, plain or .gz, under a data folder (None: `data_folder`'s).
 
-    official    each is checked to be the published one, and fetched where it is missing; False: files of the same form
-                with any number of images, nothing is fetched
+    official    each must be the published one, and is downloaded if it is missing; False: files of the same format
+                with any number of images, nothing is downloaded
 
     Raises DataError, one line: as `official_file` and `read_idx` do, for images that are not 28 x 28, for labels that
-    are not 0 ... 9, and for other numbers of images than of labels.
+    are not 0 ... 9, and if there are not as many labels as images.
     """
     folder = data_folder(folder)
     arrays = []
@@ -97,12 +97,12 @@ def _path(name, folder, quiet, official):
 # ---- sequences -------------------------------------------------------------------------------------------
 
 def as_sequences(images, *, rows=False, stride=1, order=None, dtype="float32"):
-    """(n, L, d) in [0, 1]: what a recurrent network reads of images (n, H, W) uint8.
+    """(n, L, d) in [0, 1]: images (n, H, W) uint8 as sequences for a recurrent network.
 
     rows      False: pixel by pixel, left to right, then top to bottom: L = H W (784), d = 1
-              True: a row a step: L = H (28), d = W (28)
-    stride    k: before it is read the image is made smaller, a pixel is the mean of k x k: L = (H / k) (W / k)
-    order     (L,): step t is what was step order[t], for all images alike (permuted MNIST; Le et al. 2015)
+              True: one row per step: L = H (28), d = W (28)
+    stride    k: the image is first reduced, each pixel the mean of k x k: L = (H / k) (W / k)
+    order     (L,): step t is the original step order[t], the same for all images (permuted MNIST; Le et al. 2015)
 
     Raises ValueError for rows with a stride, a stride that does not divide H and W, and an order that is not a
     permutation of the L steps.
@@ -127,13 +127,13 @@ def as_sequences(images, *, rows=False, stride=1, order=None, dtype="float32"):
 
 
 def permutation(L, seed):
-    """(L,) int64: the fixed order of permuted MNIST, a random one, of the seed alone."""
+    """(L,) int64: the fixed random order of permuted MNIST, a function of the seed alone."""
     check_count("permutation", "L", L)
     return np.random.default_rng(seed).permutation(L)
 
 
 def save_permutation(path, order, seed):
-    """Write an order and the seed it was made from as JSON, so that all models, and later ones, read the same."""
+    """Write an order and the seed it was made from as JSON, so that all models use the same."""
     order = _checked("save_permutation: order", order, len(order)).tolist()
     text = json.dumps({"format": PERMUTATION, "seed": int(seed), "length": len(order), "order": order})
     write_atomically(path, f"{text}\n".encode())
@@ -142,7 +142,7 @@ def save_permutation(path, order, seed):
 def load_permutation(path, L):
     """(L,) int64 of `save_permutation`.
 
-    Raises DataError, one line, for a file that is missing, damaged, or no permutation of 0 ... L-1.
+    Raises DataError, one line, for a file that is missing, damaged, or not a permutation of 0 ... L-1.
     """
     data = read_unpacked(path)
     try:
@@ -158,7 +158,7 @@ def load_permutation(path, L):
 
 
 def _checked(name, order, L):
-    """The order as (L,) int64; ValueError where it is no permutation of 0 ... L-1."""
+    """The order as (L,) int64; ValueError if it is not a permutation of 0 ... L-1."""
     try:
         array = np.asarray(order)
     except ValueError as error:                     # lists of different lengths

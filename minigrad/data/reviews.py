@@ -1,4 +1,4 @@
-"""Labelled reviews as one long array of word ids: the vocabulary's size, new texts, and batches of like length."""
+"""Labelled reviews as one long array of word ids: the vocabulary's size, new texts, and batches of similar length."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from minigrad.data.sentences import words_of
 
 SPECIAL = ("[PAD]", "[UNK]")
 PAD, UNK = range(len(SPECIAL))
-LINE_BREAK = "<br />"               # the only mark-up of the reviews
+LINE_BREAK = "<br />"               # the only markup in the reviews
 MARKS = {mark for mark in map(chr, range(128)) if words_of(mark) and not mark.isalnum() and mark != "_"}
 
 
@@ -24,7 +24,7 @@ class Reviews(NamedTuple):
 
 
 def review_words(text):
-    """[str]: the words of a review, words_of(text), where a line break is a space; the same, but in half the time."""
+    """[str]: the words of a review, words_of(text) with each line break as a space, in half the time."""
     text = text.replace(LINE_BREAK, " ")
     if not text.isascii():
         return words_of(text)
@@ -35,7 +35,7 @@ def review_words(text):
 
 
 def top_words(reviews, vocab):
-    """The reviews with `vocab` ids, 0 ... vocab-1, the two special ones among them: all other words are [UNK]."""
+    """The reviews with `vocab` ids, 0 ... vocab-1, including the two special ones: all other words are [UNK]."""
     check_count("top_words", "vocab", vocab, least=len(SPECIAL) + 1)
     return reviews._replace(tokens=np.where(reviews.tokens < vocab, reviews.tokens, UNK).astype(reviews.tokens.dtype))
 
@@ -51,7 +51,7 @@ def chosen(reviews, rows):
 def encode_review(text, words_to_ids, vocab):
     """(n,) int64: the ids below `vocab` of a new text's words, as `top_words` has them.
 
-    words_to_ids    {word: id}, or an `Imdb`, of whose words it is made
+    words_to_ids    {word: id}, or an `Imdb`, whose words are used
 
     Raises ValueError for a text without a word.
     """
@@ -67,16 +67,16 @@ def encode_review(text, words_to_ids, vocab):
 # ---- batches ---------------------------------------------------------------------------------------------
 
 class LengthBatches(Epochs):
-    """Batches of reviews of like length: batches[s] -> (ids (B, L) int64, mask (B, L) bool, labels (B,) int64).
+    """Batches of reviews of similar length: batches[s] -> (ids (B, L) int64, mask (B, L) bool, labels (B,) int64).
 
-    longest    words of a review at most: of a longer one the first `longest` are kept; None: all are.
-               `cut` says how many reviews that shortens
+    longest    a longer review is cut to its first `longest` words; None: none is. `cut` is the number of reviews
+               that are shortened
 
-    L is that of the batch's longest review; the others are padded with [PAD] and False. An epoch meets every review
-    once, but for a rest smaller than a batch, in the order of `order_by_length`, which is a function of (seed, epoch):
-    what step s gives depends on (seed, s) alone, and a resumed run goes on exactly.
+    L is the length of the batch's longest review; the others are right-padded with [PAD] and False. An epoch has every
+    review once, except for a remainder smaller than a batch, in the order of `order_by_length`, a function of (seed,
+    epoch). So step s depends on (seed, s) alone, and a resumed run continues exactly.
 
-    Raises ValueError for fewer reviews than a batch has, and for an empty one.
+    Raises ValueError for fewer reviews than a batch, and for an empty one.
     """
 
     def __init__(self, reviews, batch_size, seed, *, longest=None):
@@ -97,10 +97,10 @@ class LengthBatches(Epochs):
 
 
 def in_order(reviews, batch_size, longest=None):
-    """Every review once, by rising length, the last batch the smaller one: an iterator of (ids, mask, labels, rows).
+    """Every review once, by increasing length, the last batch may be smaller: an iterator of (ids, mask, labels, rows).
 
-    ids, mask, labels and `longest` as `LengthBatches` has them; rows (B,) says which reviews they are. Raises
-    ValueError for an empty review.
+    ids, mask, labels and `longest` as in `LengthBatches`; rows (B,) are the reviews' indices. Raises ValueError for an
+    empty review.
     """
     check_count("in_order", "batch_size", batch_size)
     lengths, _ = _lengths("in_order", reviews, longest)

@@ -1,4 +1,4 @@
-"""Sentences: reading them, words, the vocabulary, noise for a denoising autoencoder, and batches of like length."""
+"""Sentences: reading them, words, the vocabulary, noise for a denoising autoencoder, and batches of similar length."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def read_sentences(path):
-    """[str] of a text file, one sentence a line (plain, .gz, or the one file of a .zip; UTF-8).
+    """[str] of a text file, one sentence per line (plain, .gz, or the one file of a .zip; UTF-8).
 
     Blank lines are left out. Raises DataError, one line, for a file that is missing, damaged, not UTF-8 (with the
     line's number), or without a sentence.
@@ -28,18 +28,18 @@ def read_sentences(path):
 
 
 def words_of(sentence):
-    """[str]: its words in lower case, and each mark of punctuation by itself."""
+    """[str]: its words in lower case; each punctuation mark is a word."""
     return WORD.findall(sentence.lower())
 
 
 class WordVocabulary:
     """The words of a model: id n is words[n]; first the special ones, [PAD] = 0, [CLS], [SEP], [UNK], [MASK].
 
-    buckets    a word that is not among them gets one of so many ids behind theirs, by its CRC-32: always the same one,
-               which it shares with few others, so that two sentences with a rare word in common show it (the hashing
-               trick; Weinberger et al. 2009). 0: it is [UNK], as all others are
+    buckets    a word that is not in `words` gets one of this many further ids, chosen by its CRC-32: always the same,
+               shared with few other words, so that two sentences with a rare word in common can be recognised (the
+               hashing trick; Weinberger et al. 2009). 0: such words are all [UNK]
 
-    Raises ValueError for words that do not begin with the special ones, and for one that comes twice.
+    Raises ValueError for words that do not begin with the special ones, and for a duplicate.
     """
 
     def __init__(self, words, buckets=0):
@@ -88,7 +88,7 @@ class WordVocabulary:
 
 
 def padded(sequences, value=PAD):
-    """(ids, mask), (B, L) each, of sequences of ids: to the right of each, up to the longest one, stands `value`."""
+    """(ids, mask), (B, L) each, of sequences of ids, right-padded with `value` to the longest one."""
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
     ids = np.full(mask.shape, value, np.int64)
@@ -103,11 +103,11 @@ def enclosed(ids, begin=CLS, end=SEP):
 
 
 # ---- noise -----------------------------------------------------------------------------------------------
-# `ratio` is the share of words that a noise touches, each independently. (TSDAE's scripts differ among themselves:
-# in some of them del_ratio = 0.6 keeps 60 %.)
+# `ratio` is the share of words that a noise affects, each independently. (TSDAE's scripts are inconsistent: in some of
+# them del_ratio = 0.6 keeps 60 %.)
 
 def delete_words(ids, ratio, vocab, rng):
-    """Each word is deleted with probability `ratio`; of a sentence that would lose all one is kept, any (TSDAE).
+    """Each word is deleted with probability `ratio`; if none would remain, a random one is kept (TSDAE).
 
     E[words kept] = (1 - ratio) n + ratio^n for n words.
     """
@@ -118,24 +118,24 @@ def delete_words(ids, ratio, vocab, rng):
 
 
 def swap_words(ids, ratio, vocab, rng):
-    """The chosen words change places among themselves, in a random order."""
+    """The chosen words are permuted among themselves."""
     noisy, places = ids.copy(), np.flatnonzero(rng.random(len(ids)) < ratio)
     noisy[places] = ids[rng.permutation(places)]
     return noisy
 
 
 def mask_words(ids, ratio, vocab, rng):
-    """[MASK] takes the place of each chosen word."""
+    """Each chosen word is replaced by [MASK]."""
     return np.where(rng.random(len(ids)) < ratio, MASK, ids)
 
 
 def replace_words(ids, ratio, vocab, rng):
-    """A word of the vocabulary, any but the special ones, takes the place of each chosen word."""
+    """Each chosen word is replaced by a random word of the vocabulary, never a special one."""
     return np.where(rng.random(len(ids)) < ratio, rng.integers(len(SPECIAL), vocab, len(ids)), ids)
 
 
 def add_words(ids, ratio, vocab, rng):
-    """Behind each chosen word comes a word of the vocabulary, any but the special ones."""
+    """After each chosen word a random word of the vocabulary, never a special one, is inserted."""
     places = np.flatnonzero(rng.random(len(ids)) < ratio)
     return np.insert(ids, places + 1, rng.integers(len(SPECIAL), vocab, len(places)))
 
@@ -146,19 +146,18 @@ NOISES = {"delete": delete_words, "swap": swap_words, "mask": mask_words, "repla
 # ---- batches ---------------------------------------------------------------------------------------------
 
 class DenoisingBatches(Epochs):
-    """Batches of sentences and of the same with noise: batches[s] -> (noisy, noisy_mask, clean, clean_mask).
+    """Batches of sentences with and without noise: batches[s] -> (noisy, noisy_mask, clean, clean_mask).
 
-    sequences    [(n,) int64] the words of each sentence, n > 0; both copies get [CLS] in front and [SEP] at the end
-    noise        delete, swap, mask, replace, add, with the share `ratio` of words that it touches
+    sequences    [(n,) int64] the words of each sentence, n > 0; both copies begin with [CLS] and end with [SEP]
+    noise        delete, swap, mask, replace, add, with the share `ratio` of words that it affects
     vocab        words are drawn from 5 ... vocab-1 (replace, add)
-    longest      words of either copy at most, the rest is cut off; None: all are kept
+    longest      both copies are cut to this many words; None: all are kept
 
-    Each (B, L) int64 with its mask (B, L); L is that of the batch's longest sentence. An epoch meets every sentence
-    once, but for a rest smaller than a batch: in random order, then by length within POOL batches at a time, the
-    batches of a pool in random order. Order and noise are functions of (seed, epoch) and (seed, step): they differ from
-    epoch to epoch, and a resumed run goes on exactly.
+    Each (B, L) int64 with its mask (B, L); L is the length of the batch's longest sentence. An epoch has every
+    sentence once, except for a remainder smaller than a batch, in the order of `order_by_length`. Order and noise are
+    functions of (seed, epoch) and (seed, step): they differ from epoch to epoch, and a resumed run continues exactly.
 
-    Raises ValueError for fewer sentences than a batch has, for an empty one, and for a wrong noise or ratio.
+    Raises ValueError for fewer sentences than a batch, for an empty one, and for a wrong noise or ratio.
     """
 
     def __init__(self, sequences, batch_size, seed, *, noise="delete", ratio=0.6, vocab, longest=None):

@@ -1,4 +1,4 @@
-"""The STS Benchmark: pairs of sentences with the similarity people gave them (Cer et al. 2017, arXiv 1708.00055)."""
+"""The STS Benchmark: pairs of sentences with similarity scores given by people (Cer et al. 2017, arXiv 1708.00055)."""
 
 import math
 import tarfile
@@ -26,7 +26,7 @@ class Pairs(NamedTuple):
 
     @property
     def name(self):
-        """What a figure on these pairs is to be called."""
+        """How to label a figure on these pairs."""
         published = PARTS.get(self.part)
         if len(self.scores) == published:
             return f"STS-B {self.part}"
@@ -35,10 +35,10 @@ class Pairs(NamedTuple):
 
 
 def parse_sts(data, path, part):
-    """Pairs of the bytes of an official file: a pair a line, tab-separated, no header, no quoting; UTF-8.
+    """Pairs from the bytes of an official file: one pair per line, tab-separated, no header, no quoting; UTF-8.
 
-    The score is column 5, the sentences are columns 6 and 7; some lines have more columns, a licence's. Raises
-    DataError that names the line for one that is not so.
+    The score is column 5, the sentences are columns 6 and 7; some lines have more columns, with a licence. Raises
+    DataError, naming the line, for any other format.
     """
     first, second, scores = [], [], []
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -70,15 +70,16 @@ def parse_sts(data, path, part):
 
 
 def read_sts(path, part="test"):
-    """Pairs of an official file, sts-{train,dev,test}.csv, plain or .gz. Raises DataError as `parse_sts` does."""
+    """Pairs from an official file, sts-{train,dev,test}.csv, plain or .gz. Raises DataError as `parse_sts` does."""
     return parse_sts(read_unpacked(path), path, part)
 
 
 def find_sts(folder=None, quiet=False):
     """{"train", "dev", "test": Pairs} from the STS Benchmark under a data folder.
 
-    Either its three files are there (unpacked ones may lack pairs: `Pairs.name` says so), or Stsbenchmark.tar.gz is, or
-    that is fetched; the archive's checksum is checked and its members are read one by one. Raises DataError, one line.
+    From its three files (unpacked ones may lack pairs: `Pairs.name` says so) or from Stsbenchmark.tar.gz, which is
+    downloaded if it is missing. The archive's checksum is verified and its members are read one by one. Raises
+    DataError, one line.
     """
     folder = data_folder(folder)
     names = {part: f"sts-{part}.csv" for part in PARTS}

@@ -1,4 +1,4 @@
-"""Problems that are generated, not read."""
+"""Generated problems."""
 
 import numpy as np
 
@@ -13,9 +13,9 @@ def adding_problem(n, S, seed, dtype="float32"):
     Always predicting 1 has an expected squared error of 1/6.
 
     `seed` is an integer or a sequence of integers. Everything is drawn in float64 and then converted, so that runs
-    in either precision see the same numbers (in float32 one of them may round up to 1).
+    in any precision see the same numbers (in float32 one of them may round up to 1).
 
-    Raises ValueError for S < 2 (the marks would fall together) or n < 1.
+    Raises ValueError for S < 2 (the marks would coincide) or n < 1.
     """
     check_count("adding_problem", "S", S, least=2)
     check_count("adding_problem", "n", n)

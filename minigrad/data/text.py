@@ -28,8 +28,8 @@ def read_text(path):
 def find_enwik8(folder=None, quiet=False):
     """The path of enwik8 (its first 10^8 bytes of Wikipedia; Hutter 2006) under a data folder, its checksum checked.
 
-    Where it is missing but a beginning of it is there (enwik8.firstN, of N bytes; the longest one), the path of that,
-    which the caller must tell the user; where neither is, it is fetched. Raises DataError as `official_file` does.
+    If it is missing but a prefix of it is there (enwik8.firstN, of N bytes; the longest one), the prefix's path, which
+    the caller must report to the user. If neither is there, it is downloaded. Raises DataError as `official_file` does.
     """
     folder = data_folder(folder)
     if find_file([ENWIK8.name + form for form in FORMS], folder) is None:
@@ -55,7 +55,7 @@ def split_90_5_5(data):
 class Vocabulary:
     """The distinct bytes of a text, in order: symbol n is the byte values[n].
 
-    encode(bytes) -> (N,) uint8, one byte a symbol, so that a large text stays small; decode(symbols) -> bytes.
+    encode(bytes) -> (N,) uint8, one byte per symbol, so that a large text stays small; decode(symbols) -> bytes.
     """
 
     def __init__(self, values):
@@ -74,7 +74,7 @@ class Vocabulary:
         return len(self.values)
 
     def encode(self, data):
-        """Raises ValueError, naming byte and position, for a byte that the vocabulary has not."""
+        """Raises ValueError, naming byte and position, for a byte that is not in the vocabulary."""
         values = np.frombuffer(data, np.uint8)
         known = self._known[values]
         if not known.all():
@@ -129,14 +129,14 @@ def open_text(given=None, quiet=False):
 
 
 class Streams(Epochs):
-    """Parallel streams of one long text: each row of step s + 1 goes on where it ended at step s.
+    """Parallel streams of one long text: each row of step s + 1 continues where it ended at step s.
 
     ids          (N,) the symbols of the text
-    streams[s] -> (x, y), each (batch_size, unroll) int64; y is the symbol after each of x
+    streams[s] -> (x, y), each (batch_size, unroll) int64; y is the symbol after each one in x
 
-    An epoch reads the text once, up to a rest shorter than batch_size * unroll + 1: the text, taken as a circle, is cut
-    into batch_size pieces from a place drawn from (seed, epoch). `begins(s)` says that an epoch begins at step s, where
-    the rows jump. What step s gives depends on (seed, s) alone, so that a resumed run goes on exactly.
+    An epoch reads the text once, except for a remainder shorter than batch_size * unroll + 1: the text, treated as a
+    circle, is cut into batch_size pieces from an offset drawn from (seed, epoch). `begins(s)` is True if an epoch
+    begins at step s, where the rows jump. Step s depends on (seed, s) alone, so a resumed run continues exactly.
 
     Raises ValueError for a text shorter than batch_size * unroll + 1.
     """

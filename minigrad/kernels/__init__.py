@@ -1,14 +1,14 @@
-"""Fused CUDA kernels: one launch where plain CuPy would make many. On the CPU nothing here is ever used.
+"""Fused CUDA kernels: one launch where plain CuPy would need many. Nothing here is used on the CPU.
 
-    fused = kernels.of(xp)                                   # None for NumPy, and where the kernels are switched off
+    fused = kernels.of(xp)                                   # None for NumPy, and if the kernels are switched off
     if fused:
-        return fused.recurrence_forward(...)                 # what the NumPy code under this line computes
+        return fused.recurrence_forward(...)                 # what the NumPy code below this line computes
 
-Each function of `fused` has the arguments and the results of its NumPy twin; a cache is read by the backward that
-belongs to its forward alone. The CUDA sources lie beside this file: common.cuh, and a .cu for each family, compiled
-by CuPy at first use, once for each device and dtype (and kept by CuPy in ~/.cupy for later runs). Arrays are float16,
-float32 or float64; what is computed with, and every sum, is float32 for the first two and float64 for the last. CuPy
-compiles these kernels as its own, with -ftz=true: a float32 below 1.2e-38 is zero.
+Each function of `fused` has the arguments and results of its NumPy counterpart; only its own backward reads its cache.
+The CUDA sources are in this folder: common.cuh, and a .cu for each family, compiled by CuPy at first use, once per
+device and dtype (and cached by CuPy in ~/.cupy for later runs). Arrays are float16, float32 or float64; all arithmetic
+and sums are float32 for the first two and float64 for the last. CuPy compiles these kernels like its own, with
+-ftz=true: a float32 below 1.2e-38 is zero.
 
     MINIGRAD_KERNELS=0           in the environment: plain CuPy instead
 """
@@ -22,7 +22,7 @@ __all__ = ["SWITCH", "KernelError", "available", "of"]
 
 
 def of(xp):
-    """The module of fused functions for an array module; None for NumPy and where they are switched off.
+    """The module of fused functions for an array module; None for NumPy and if they are switched off.
 
     Raises KernelError when the switch is neither 0 nor 1.
     """

@@ -2,7 +2,8 @@
 //
 //     -DREAL=float | double | Half        the type of the arrays
 //
-// Nothing is included, so that one text compiles under NVRTC (which CuPy uses), nvcc, and, with tests/cuda_shim.h, g++.
+// Nothing is included, so that one text compiles under NVRTC (which CuPy uses), nvcc, and g++ (with
+// tests/support/cuda_shim.h).
 
 typedef long long Index;              // every offset and size: 2^31 numbers are 8 GB, which a GPU has
 
@@ -10,9 +11,9 @@ struct Half { unsigned short bits; };
 
 template <class Real> struct Sum { typedef Real type; };
 template <> struct Sum<Half> { typedef float type; };
-typedef Sum<REAL>::type Acc;          // what is computed with: float for Half and float, double for double
+typedef Sum<REAL>::type Acc;          // of all arithmetic: float for Half and float, double for double
 
-const int MOST_THREADS = 256;         // of a block that adds up
+const int MOST_THREADS = 256;         // of a block that computes a sum
 
 // ---- numbers -------------------------------------------------------------------------------------------------
 
@@ -47,7 +48,7 @@ template <class T> __device__ inline T larger(T a, T b) { return a > b || a != a
 
 // ---- threads -------------------------------------------------------------------------------------------------
 
-// Which of all threads along x this is.
+// The index of this thread among all threads along x.
 __device__ inline Index thread_number() { return (Index)blockIdx.x * blockDim.x + threadIdx.x; }
 
 // The sum (the largest) of x over the threads of a block, given to each of them; their number is a power of two. The

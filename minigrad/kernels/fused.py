@@ -1,4 +1,4 @@
-"""The functions of `kernels.of(xp)`. Each has its NumPy twin where it is called."""
+"""The functions of `kernels.of(xp)`. The NumPy counterpart of each is where it is called."""
 
 from minigrad.kernels.lstm import loop_backward, loop_forward
 from minigrad.kernels.norm import layer_norm_backward, layer_norm_forward

@@ -1,4 +1,4 @@
-"""Loading and launching the CUDA kernels: compiled by CuPy at first use, once for each device and dtype."""
+"""Loading and launching the CUDA kernels: compiled by CuPy at first use, once per device and dtype."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ from minigrad.backend import gpu_available
 SWITCH = "MINIGRAD_KERNELS"
 FOLDER = Path(__file__).parent
 TYPES = {"float16": "Half", "float32": "float", "float64": "double"}         # dtype -> REAL of common.cuh
-THREADS = 256                      # of a block, where nothing else is said; MOST_THREADS of common.cuh
+THREADS = 256                      # per block, by default; MOST_THREADS of common.cuh
 
 
 class KernelError(RuntimeError):
@@ -21,12 +21,12 @@ class KernelError(RuntimeError):
 
 
 def available():
-    """True when there is a GPU and the kernels are not switched off. Raises KernelError as `switched_on`."""
+    """True if there is a GPU and the kernels are not switched off. Raises KernelError as `switched_on`."""
     return switched_on() and gpu_available()
 
 
 def switched_on():
-    """False with MINIGRAD_KERNELS=0. Raises KernelError when the switch is neither 0 nor 1."""
+    """False with MINIGRAD_KERNELS=0. Raises KernelError if the switch is neither 0 nor 1."""
     value = os.environ.get(SWITCH) or "1"
     if value not in ("0", "1"):
         raise KernelError(f"{SWITCH} is {value!r} in the environment; expected 0 or 1")
@@ -42,7 +42,7 @@ def source(family):
 
 
 def options(dtype):
-    """The compiler's options for arrays of a dtype. Raises KernelError where there are no kernels for it."""
+    """The compiler's options for arrays of a dtype. Raises KernelError if there are no kernels for it."""
     name = np.dtype(dtype).name
     if name not in TYPES:
         raise KernelError(f"arrays of {name} have no GPU kernels; expected one of {', '.join(TYPES)}, or {SWITCH}=0")
@@ -52,9 +52,9 @@ def options(dtype):
 def kernel(family, name, dtype):
     """A kernel as f(blocks, threads, *arguments), on the current device and, at each call, the current stream.
 
-    blocks and threads are numbers or tuples; the arguments C-contiguous arrays, ints (long long) and floats
-    (double), 0 for an array that is not there. Nothing is launched for no blocks.
-    Raises KernelError, with the cause, when it cannot be compiled.
+    blocks and threads are numbers or tuples; the arguments are C-contiguous arrays, ints (long long) and floats
+    (double), 0 for an absent array. With no blocks nothing is launched.
+    Raises KernelError, with the cause, if it cannot be compiled.
     """
     device = importlib.import_module("cupy").cuda.Device().id
     return _kernel(device, family, name, np.dtype(dtype).name)
@@ -85,7 +85,7 @@ def _module(device, family, dtype):
 
 
 def _cause(error):
-    """The line of a compiler's log that says what is wrong; else the first line that says anything; else the class."""
+    """The line of a compiler's log with the error; else the first line that is not empty; else the class."""
     lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))]
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
 
@@ -99,7 +99,7 @@ def sum_dtype(dtype):
 
 
 def blocks_for(n, threads=THREADS):
-    """Blocks of `threads` threads that n of them fill."""
+    """The number of blocks of `threads` threads for n threads."""
     return -(-n // threads)
 
 
@@ -119,7 +119,7 @@ def device_of(array):
 
 
 def on_its_device(function):
-    """The function, with the device of its first array current; an array may lie in a tuple, a cache for example.
+    """The function, with the device of its first array current; an array may be inside a tuple, a cache for example.
 
     Raises KernelError for arrays on several devices.
     """

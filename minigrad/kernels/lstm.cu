@@ -1,5 +1,5 @@
-// One step of LSTM and RRALSTM (Wang 2017, arXiv 1709.03714, equations 7 to 10; minigrad/layers/lstm.py, rra.py), beside
-// the product that the caller makes with h_{t-1}. The backward is derived in docs/derivations/lstm.md and rra.md.
+// One step of LSTM and RRALSTM (Wang 2017, arXiv 1709.03714, equations 7 to 10; minigrad/layers/lstm.py, rra.py), but
+// for the product with h_{t-1}, which the caller computes. The backward: docs/derivations/lstm.md and rra.md.
 //
 //     z   = x_t W + h_{t-1} U + b                            the gates i, f, o, g side by side
 //     i, f, o = sigma(z_i), sigma(z_f), sigma(z_o);   g = tanh(z_g)
@@ -16,7 +16,7 @@ extern "C" __global__ void lstm_forward(
     const REAL* w_hat,                // (K,)
     REAL* gates,                      // (T, B, 4, h): x W before; row t becomes i, f, o, g
     REAL* hs,                         // (P+T, B, h)
-    Acc* c,                           // (B, h): of c_{t-1} before, of c_t after; what Half would round from step to step
+    Acc* c,                           // (B, h): c_{t-1} before, c_t after; Half would round it at every step
     REAL* cs,                         // (T+1, B, h): row t + 1 is c_t
     REAL* q,                          // (T, B, h)
     Index t, Index B, Index h, Index P, Index K, Index offset) {
@@ -41,7 +41,7 @@ extern "C" __global__ void lstm_forward(
     store(hs, (P + t) * Bh + n, o * q_t);
 }
 
-// What the windows of the steps t + offset ... owe h_t: sum_k w_hat[k-1] ds_{t+k+offset-1}, over the steps that exist.
+// The gradient of h_t from the windows of steps t + offset ...: sum_k w_hat[k-1] ds_{t+k+offset-1} over existing steps.
 __device__ inline Acc owed_by_windows(const REAL* ds, const REAL* w_hat, Index t, Index T, Index Bh, Index n, Index K,
                                       Index offset) {
     Acc sum = 0;
@@ -53,13 +53,13 @@ __device__ inline Acc owed_by_windows(const REAL* ds, const REAL* w_hat, Index t
     return sum;
 }
 
-// Step t of backward, with dh = G_t + dz_{t+1} U^T + what the windows owe, and dc the gradient of c_t:
+// Step t of backward, with dh = G_t + dz_{t+1} U^T + the windows' gradient, and dc the gradient of c_t:
 //
 //     ds = dh o (1 - q_t^2)          dc += ds
 //     dz_i = dc g i (1 - i);  dz_f = dc c_{t-1} f (1 - f);  dz_o = dh q_t o (1 - o);  dz_g = dc i (1 - g^2)
 //     dc of c_{t-1} = dc f
 //
-// A step behind a sample's length is not there: dc passes it unchanged, and every gradient at it is 0.
+// A step after a sample's last one is skipped: dc passes it unchanged, and every gradient there is 0.
 
 extern "C" __global__ void lstm_backward(
     const REAL* dhs,                  // (P+T, B, h): row P + t is G_t, what reaches h_t from outside
@@ -94,8 +94,8 @@ extern "C" __global__ void lstm_backward(
     store(dz, first + 3 * h, dz_g);
 }
 
-// The gradient of the states before the sequence, rows 0 ... P-1 of dhs: what the first windows owe them is added, and
-// to the newest, h_{-1}, dz_0 U^T. A thread has one unit of one state.
+// The gradient of the states before the sequence, rows 0 ... P-1 of dhs: the first windows' gradient is added, and, to
+// the newest, h_{-1}, dz_0 U^T. A thread has one unit of one state.
 
 extern "C" __global__ void lstm_backward_past(
     REAL* dhs, const REAL* dzU, const REAL* w_hat, const REAL* ds,
@@ -109,7 +109,7 @@ extern "C" __global__ void lstm_backward_past(
 }
 
 // dw_hat[k-1] = sum_t <ds_t, h_{t-k-offset+1}>: ds times the rows of hs from P - k - offset + 1 on. Block (x, k-1)
-// leaves its part in sums[k-1, x]; the caller adds the parts up.
+// writes its part to sums[k-1, x]; the caller adds the parts.
 
 extern "C" __global__ void lstm_window_weights(
     const REAL* ds, const REAL* hs, Acc* sums, Index T, Index B, Index h, Index P, Index offset) {

@@ -1,8 +1,8 @@
-"""The time loop of LSTM and RRALSTM on a GPU: the twin of minigrad/fast/lstm.py. Their equations: `cell`
-in minigrad/layers/lstm.py and rra.py.
+"""The time loop of LSTM and RRALSTM on a GPU, the counterpart of minigrad/fast/lstm.py. The equations are
+`cell` in minigrad/layers/lstm.py and rra.py.
 
 A step is one product, h_{t-1} U, and one launch. The gates of a sample are adjacent, (T, B, 4, h), as the products
-leave them; nothing is allocated in the loop.
+produce them; nothing is allocated in the loop.
 """
 
 from typing import Any, NamedTuple
@@ -52,7 +52,7 @@ def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
 
 @on_its_device
 def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
-    """As fast.lstm.loop_backward; the products for W, U and x are made after the loop, for all steps at once."""
+    """As fast.lstm.loop_backward; the products for W, U and x come after the loop, for all steps at once."""
     xs, gates, hs, cs, q, packing = cache
     xp, dtype, (T, B, h), d = array_module(hs), hs.dtype, q.shape, xs.shape[2]
     P, K = len(hs) - T, 0 if w_hat is None else len(w_hat)

@@ -45,7 +45,7 @@ extern "C" __global__ void norm_backward(
 }
 
 // dgain = sum dy x_hat and dbias = sum dy over the rows. A block of 32 x 8 threads has 32 columns and a share of the
-// rows; it leaves its part in sums[0, blockIdx.y] and sums[1, blockIdx.y], (2, gridDim.y, d). The caller adds them up.
+// rows; it writes its part to sums[0, blockIdx.y] and sums[1, blockIdx.y], (2, gridDim.y, d). The caller adds them.
 
 const int COLUMNS = 32, ROWS = 8;
 

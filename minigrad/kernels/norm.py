@@ -1,4 +1,4 @@
-"""Layer normalisation on a GPU; its twin and its equations: minigrad/layers/norm.py."""
+"""Layer normalisation on a GPU; its counterpart and its equations: minigrad/layers/norm.py."""
 
 import math
 

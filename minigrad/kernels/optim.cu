@@ -2,7 +2,7 @@
 // in one launch.
 //
 // A table in device memory says where the arrays are. Its row of a parameter, COLUMNS numbers: the addresses of theta,
-// g and up to three accumulators (0: not there), the size, and whether it decays. `work` says what a block does: (the
+// g and up to three accumulators (0: absent), the size, and whether it decays. `work` says what a block does: (the
 // row, the first entry), CHUNK entries each.
 
 const int COLUMNS = 7, SLOTS = 3, CHUNK = 4096;
@@ -22,7 +22,7 @@ __device__ inline Entries entries_of_block(const Index* table, const Index* work
     return e;
 }
 
-// update(theta, g, slots) moves one entry. Weight decay comes first: g + l2 theta, or (decoupled) theta shrink.
+// update(theta, g, slots) updates one entry. Weight decay comes first: g + l2 theta, or (decoupled) theta shrink.
 template <class Update>
 __device__ inline void for_each_entry(const Index* table, const Index* work, double l2, double shrink, Update update) {
     const Entries e = entries_of_block(table, work);
@@ -79,7 +79,7 @@ extern "C" __global__ void rmsprop(
         if (centred) {
             slots[1] = Acc(rho) * slots[1] + Acc(rest) * g;
             variance -= slots[1] * slots[1];
-            if (variance < 0) variance = 0;                                  // rounding can take it there
+            if (variance < 0) variance = 0;                                  // possible by rounding
         }
         const Acc move = g / (eps_inside ? sqrt(variance + Acc(eps)) : sqrt(variance) + Acc(eps));
         slots[2] = Acc(momentum) * slots[2] + move;                          // 0 without momentum: v is the move

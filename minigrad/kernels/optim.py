@@ -1,6 +1,7 @@
-"""Optimizers and gradient clipping on a GPU, a launch for all parameters of a dtype; twins: minigrad/optim.py, clipping.py.
+"""Optimizers and gradient clipping on a GPU, one launch for all parameters of a dtype.
 
-The table of the arrays' addresses (optim.cu) is made and sent once, and again when an array is replaced.
+Counterparts: minigrad/optim.py, clipping.py.
+The table of the arrays' addresses (optim.cu) is built and sent once, and again when an array is replaced.
 """
 
 from collections import OrderedDict
@@ -17,8 +18,8 @@ MOST_TABLES = 16
 
 
 def optimizer_step(name, rows, decays, l2, shrink, scalars):
-    """Launch the kernel `name` over rows (theta, g, accumulator or None, ...), one a parameter, decays True where the
-    weight decay applies. False, and nothing done, where the arrays of a row do not lie in memory alike."""
+    """Launch the kernel `name` over rows (theta, g, accumulator or None, ...), one per parameter; decays is True where
+    weight decay applies. False, with nothing done, if the arrays of a row have different memory layouts."""
     with device_of(rows[0][0]):
         tables = _tables(rows, decays)
         if tables is None:
@@ -31,7 +32,7 @@ def optimizer_step(name, rows, decays, l2, shrink, scalars):
 # ---- clipping --------------------------------------------------------------------------------------------
 
 def grad_norm(gradients, norm_scale):
-    """sqrt(sum of g_i^2) as clipping.grad_norm computes it: a 0-d float64 array; nothing is waited for."""
+    """sqrt(sum of g_i^2) as clipping.grad_norm computes it: a 0-d float64 array, without synchronisation."""
     xp = array_module(*gradients)
     with device_of(gradients[0]):
         gradients = [g if _dense(g) else xp.ascontiguousarray(g) for g in gradients]     # alive until they are read
@@ -64,7 +65,7 @@ def zero_gradients(gradients):
 
 
 def _over_gradients(gradients, name, *arguments):
-    """Launch a kernel for the gradients that fill a piece of memory each; the others are left to the caller."""
+    """Launch a kernel for the gradients that are each dense in memory; the others are left to the caller."""
     dense = [(None, g) for g in gradients if _dense(g)]
     if dense:
         with device_of(dense[0][1]):
@@ -74,7 +75,7 @@ def _over_gradients(gradients, name, *arguments):
 
 
 def _each(tables, name, *arguments):
-    """Launch a kernel that leaves a number for each block in parts, the last argument."""
+    """Launch a kernel that writes one number per block into parts, the last argument."""
     first = 0
     for dtype, table, work in tables:
         launch.kernel("optim", name, dtype)(len(work), THREADS, table, work, *arguments, first)
@@ -83,12 +84,12 @@ def _each(tables, name, *arguments):
 
 # ---- tables ----------------------------------------------------------------------------------------------
 
-_made = OrderedDict()              # the arrays' places in memory -> their tables
+_made = OrderedDict()              # the arrays' addresses -> their tables
 
 
 def _tables(rows, decays=None):
-    """[(dtype, table, work)] for each dtype among the rows (theta or None, g, accumulator or None, ...); None where the
-    arrays of a row do not lie in memory alike. Made once for arrays that stay where they are."""
+    """[(dtype, table, work)] for each dtype among the rows (theta or None, g, accumulator or None, ...); None if the
+    arrays of a row have different memory layouts. Built once for arrays that keep their addresses."""
     key = decays, tuple(None if a is None else (_address(a), a.shape, a.strides, a.dtype) for row in rows for a in row)
     if key not in _made:
         _made[key] = _make_tables(rows, decays or (False,) * len(rows))
@@ -121,5 +122,5 @@ def _address(array):
 
 
 def _dense(array):
-    """Its entries fill one piece of memory, in whatever order."""
+    """Its entries fill one contiguous piece of memory, in any order."""
     return array.flags.c_contiguous or array.flags.f_contiguous

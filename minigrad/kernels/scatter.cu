@@ -1,10 +1,10 @@
-// target[ids[n]] += updates[n] for every n (minigrad/backend.py, scatter_add): the gradient of an embedding.
+// target[ids[n]] += updates[n] for every n (minigrad/layers/embedding.py, scatter_add): the gradient of an embedding.
 //
-// The ids come sorted, and with them the places of their updates. The thread at the first of a run of equal ids has one
+// The ids are sorted, with the indices of their updates. The thread at the first of a run of equal ids has one
 // column and adds up the whole run, in the order of the updates: the same numbers give the same sums, which atomic
 // additions do not. Blocks along x share the ids, blocks along y the columns.
 
-// Behind the last of the ids that equal ids[first].
+// One past the last of the ids that equal ids[first].
 __device__ inline Index end_of_run(const Index* ids, Index first, Index N) {
     Index low = first + 1, high = N;
     while (low < high) {

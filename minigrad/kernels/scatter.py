@@ -1,4 +1,4 @@
-"""The gradient of an embedding on a GPU; its twin: minigrad/backend.py, scatter_add."""
+"""The gradient of an embedding on a GPU; its counterpart: scatter_add in minigrad/layers/embedding.py."""
 
 import math
 
@@ -11,8 +11,8 @@ COLUMNS, ROWS = 32, 8              # of a block
 
 @on_its_device
 def scatter_add(target, ids, updates):
-    """As backend.scatter_add, each sum in the order of the updates; an id outside 0 ... V-1 is taken modulo V, as by
-    CuPy's indexing. False, and nothing done, for a dtype without kernels or a target that is not C-contiguous.
+    """As layers.embedding.scatter_add, each sum in the order of the updates; an id outside 0 ... V-1 is taken modulo
+    V, as by CuPy's indexing. False, with nothing done, for a dtype without kernels or a target not C-contiguous.
     """
     xp, N, d = array_module(target, ids, updates), ids.size, math.prod(target.shape[1:])
     if target.dtype.name not in launch.TYPES or not target.flags.c_contiguous:

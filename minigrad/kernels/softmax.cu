@@ -2,7 +2,7 @@
 // row: the scores S_ij of a query i over M keys j. S is (A, H, L, M), its rows first_row ... and its keys first_key ... of
 // the whole. The backward is derived in docs/derivations/softmax_attention.md.
 //
-//     P_ij = exp(S_ij) / sum_j' exp(S_ij')  over the keys that query i sees; 0 for the others, and where it sees none
+//     P_ij = exp(S_ij) / sum_j' exp(S_ij')  over the keys that query i sees; 0 for the others, and if it sees none
 //
 // causal: j <= i + offset; and with a window > 0: j > i + offset - window. mask[a, h, i, j] is found by its strides, 0
 // for an axis that is broadcast.
@@ -32,7 +32,7 @@ extern "C" __global__ void softmax_forward(
         store(S, j, seen(j) ? exp(load(S, j) - top) * scale : Acc(0));
 }
 
-// dS_ij = P_ij (dP_ij - sum_j' P_ij' dP_ij'), with dP multiplied by the dropout's factors first.
+// dS_ij = P_ij (dP_ij - sum_j' P_ij' dP_ij'), with dP first multiplied by the dropout factors.
 
 extern "C" __global__ void softmax_backward(
     REAL* dP,                         // becomes dS

@@ -1,4 +1,4 @@
-"""The softmax of attention on a GPU; its twins and equations: minigrad/functional.py."""
+"""The softmax of attention on a GPU; its counterparts and equations: minigrad/functional.py."""
 
 import math
 
@@ -14,7 +14,7 @@ def masked_softmax(S, mask, rows, keys, offset, causal, window):
     if mask is not None:
         if S.ndim > 4:
             mask = xp.broadcast_to(mask, S.shape)
-        else:                                    # once what broadcast_to repeats: else it would be written out here
+        else:                                    # what broadcast_to repeats, once; else it would be copied here
             mask = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.strides)]
         mask = xp.ascontiguousarray(mask).reshape((1,) * (4 - mask.ndim) + mask.shape if mask.ndim < 4 else
                                                   (math.prod(mask.shape[:-3]), *mask.shape[-3:]))

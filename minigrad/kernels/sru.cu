@@ -1,4 +1,4 @@
-// The recurrence of SRU and SRU++ (Lei et al. 2018, arXiv 1709.02755; minigrad/layers/sru.py: sru_step), one launch for
+// The recurrence of SRU and SRU++ (Lei et al. 2018, arXiv 1709.02755; minigrad/layers/sru.py: sru_cell), one launch for
 // all steps. The backward is derived in docs/derivations/sru.md.
 //
 //     f_t  = sigma(u1_t + v_f c_{t-1} + b_f)
@@ -7,8 +7,8 @@
 //     h_t  = x'_t + m r_t (g(c_t) - x'_t)         x' = scale x (k = 3) or u3 (k = 4);  g the identity or tanh
 //
 // A thread has one channel j of one sample b and goes through time; neighbouring threads have neighbouring channels.
-// u (T, B, k, h) is what one product n W leaves, so that each slice of a step is read 32 numbers in a row. There are
-// few threads (B h), so each reads several steps ahead: else the memory would wait for the arithmetic in every step.
+// u (T, B, k, h) is the result of one product n W, so that each slice of a step is read 32 numbers in a row. There are
+// few threads (B h), so each reads several steps ahead: otherwise memory would wait for arithmetic at every step.
 
 const int AHEAD = 8;                  // steps read ahead by forward
 const int AHEAD_BACKWARD = 4;
@@ -63,7 +63,7 @@ extern "C" __global__ void sru_forward(
     }
 }
 
-// Backward, from the last step to the first; the gates are computed again from u and c. With dc the gradient of c_t:
+// Backward, from the last step to the first; the gates are recomputed from u and c. With dc the gradient of c_t:
 //
 //     e = dh m r
 //     du2 = e (g(c_t) - x') (1 - r)          dx' = dh - e
@@ -72,8 +72,8 @@ extern "C" __global__ void sru_forward(
 //     dc of c_{t-1} = dc f + v_f du1 + v_r du2
 //     dv_f += du1 c_{t-1}    dv_r += du2 c_{t-1}    db_f += du1    db_r += du2
 //
-// The four sums are this sample's alone: the caller adds the samples up. A step behind a sample's length is not there:
-// dc passes it unchanged, and every gradient at it is 0.
+// The four sums are of one sample: the caller adds the samples. A step after a sample's last one is skipped: dc passes
+// it unchanged, and every gradient there is 0.
 
 struct BackwardInputs { Acc u0, u1, u2, x, c, dh; };
 
@@ -81,7 +81,7 @@ extern "C" __global__ void sru_backward(
     const REAL* u, const REAL* x, const REAL* v_f, const REAL* v_r, const REAL* b_f, const REAL* b_r,
     const REAL* m, const REAL* cs,    // as in forward
     const REAL* dhs,                  // (T, B, h) or 0
-    const REAL* dc_last,              // (B, h) or 0, of the c behind each sample's last real step
+    const REAL* dc_last,              // (B, h) or 0, of the c after each sample's last real step
     const Index* lengths,             // (B,) or 0 for T each
     REAL* du,                         // (T, B, k, h)
     REAL* dx,                         // (T, B, h); not written for k = 4

@@ -1,4 +1,5 @@
-"""The recurrence of SRU and SRU++ on a GPU; its twin and its equations: minigrad/fast/sru.py, sru.py."""
+"""The recurrence of SRU and SRU++ on a GPU; its counterpart: minigrad/fast/sru.py; its equations:
+minigrad/layers/sru.py."""
 
 from typing import Any, NamedTuple
 
@@ -7,11 +8,11 @@ from minigrad.kernels import launch
 from minigrad.kernels.launch import blocks_for, given, on_its_device, sum_dtype
 from minigrad.memory import empty, matmul
 
-THREADS = 32                       # of a block: few, so that the B h threads are spread over the whole GPU
+THREADS = 32                       # per block: few, so that the B h threads are spread over the whole GPU
 
 
 class RecurrenceCache(NamedTuple):
-    """What backward reads; everything time first. The gates are computed again."""
+    """What backward reads; everything time first. The gates are recomputed."""
 
     n: Any          # (T, B, w)      the rows that W maps
     u: Any          # (T, B, k h)    n W: u0 | u1 | u2 (| u3)
@@ -57,7 +58,7 @@ def recurrence_backward(dh, dc, cache, weights, *, scale=1.0, activation="identi
 
 
 # ---- the launches alone ----------------------------------------------------------------------------------
-# C-contiguous arrays of one dtype (lengths int64, sums as summed), 0 for one that is not there; results are written
+# C-contiguous arrays of one dtype (lengths int64, sums as summed), 0 for an absent one; results are written
 # into the last arrays.
 
 def launch_forward(u, x, vectors, m, cs, hs, scale=1.0, activation="identity"):

@@ -1,4 +1,4 @@
-"""The layers. One file a family; in each, the equations first, then forward with backward directly under it."""
+"""The layers. One file per family; in each, the equations first, then forward with backward directly below."""
 
 from minigrad.layers.attention import MultiHeadAttention
 from minigrad.layers.containers import Bidirectional, Stack
@@ -17,7 +17,7 @@ from minigrad.layers.transformer import FeedForward, TransformerDecoderLayer, Tr
 from minigrad.layers.urnn import URNN
 
 __all__ = [
-    "GRU", "IRNN", "LSTM", "RNN", "RRALSTM", "RWA", "SRU", "URNN", "Bidirectional", "Dropout", "Embedding", "FeedForward",
-    "LayerNorm", "LearnedPositions", "Linear", "MultiHeadAttention", "SRUpp", "SinusoidalPositions", "Stack",
-    "TransformerDecoderLayer", "TransformerEncoderLayer",
+    "GRU", "IRNN", "LSTM", "RNN", "RRALSTM", "RWA", "SRU", "URNN", "Bidirectional", "Dropout", "Embedding",
+    "FeedForward", "LayerNorm", "LearnedPositions", "Linear", "MultiHeadAttention", "SRUpp", "SinusoidalPositions",
+    "Stack", "TransformerDecoderLayer", "TransformerEncoderLayer",
 ]

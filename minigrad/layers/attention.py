@@ -3,6 +3,8 @@
 Derivation of the backward: docs/derivations/multi_head_attention.md.
 """
 
+from typing import Any, NamedTuple
+
 from minigrad.backend import array_module
 from minigrad.check import check_count, check_mask, check_number, check_rank_and_width, check_shape
 from minigrad.functional import softmax_attention
@@ -31,7 +33,7 @@ class MultiHeadAttention(Layer):
 
     With a memory of one row, no mask and no dropout on the map, the one weight is 1 whatever q and k are: y is
     (memory W_v + b_v) W_o + b_o at every position, and the gradients of query, W_q, b_q, W_k and b_k are exactly zero.
-    That case is computed so, W_q and W_k being left aside (`one_row` = False computes it as the equation has it).
+    That case is computed so (`_OneRow`), without W_q and W_k; `one_row` = False computes it as the equation has it.
 
     Raises ValueError for shapes that do not fit, for heads that do not divide d_key, and for causal with a memory;
     TypeError for wrong dtypes or a mix of devices.
@@ -56,8 +58,9 @@ class MultiHeadAttention(Layer):
     def forward(self, query, memory=None, causal=False, mask=None, rng=None):
         xp = array_module(query=query, memory=memory, mask=mask, W_q=self.W_q.value)
         self._check(query, memory, causal, mask)
-        if self._is_one_row(memory, mask, rng):
-            return self._one_row_forward(query, memory)
+        drops = rng is not None and self.dropout
+        if self.one_row and memory is not None and memory.shape[1] == 1 and mask is None and not drops:
+            return _OneRow.forward(self, query, memory)
         keys = query if memory is None else memory
         if mask is not None:
             keys = xp.where(mask[:, :, None], keys, 0)                       # NaN in a padded row ends here
@@ -69,45 +72,23 @@ class MultiHeadAttention(Layer):
         A, attention_cache = softmax_attention.forward(
             q, k, v, mask=None if mask is None else mask_of_scores, causal=causal, dropout=self.dropout, rng=rng)
         A = _side_by_side(A)                                                 # (B, L, d_key)
-        return _affine(A, self.W_o, self.b_o), (query, keys if memory is not None else None, (A, attention_cache, mask))
+        return _affine(A, self.W_o, self.b_o), _AttentionCache(query, keys, memory is None, A, attention_cache, mask)
 
     def backward(self, dy, cache):
         """Through W_o, the heads and the three products; in self-attention x is query, key and value: three terms."""
-        query, memory, general = cache
-        check_shape("MultiHeadAttention", "dy", dy, query.shape)
-        if general is None:
-            return self._one_row_backward(dy, query, memory)
-        A, attention_cache, mask = general
-        keys = query if memory is None else memory
+        check_shape("MultiHeadAttention", "dy", dy, cache.query.shape)
+        if isinstance(cache, _OneRowCache):
+            return _OneRow.backward(self, dy, cache)
+        query, keys, alone, A, attention_cache, mask = cache
         dA = _affine_backward(dy, A, self.W_o, self.b_o)
         dq, dk, dv = (_side_by_side(part) for part in softmax_attention.backward(self._split(dA), attention_cache))
         dquery = _affine_backward(dq, query, self.W_q, self.b_q)
         dkeys = _affine_backward(dk, keys, self.W_k, self.b_k)
         dkeys += _affine_backward(dv, keys, self.W_v, self.b_v)
-        if memory is None:
+        if alone:
             dquery += dkeys
             return dquery if mask is None else array_module(dy).where(mask[:, :, None], dquery, 0)
         return dquery, dkeys if mask is None else array_module(dy).where(mask[:, :, None], dkeys, 0)
-
-    # ---- one key -----------------------------------------------------------------------------------------
-
-    def _is_one_row(self, memory, mask, rng):
-        drops = rng is not None and self.dropout
-        return self.one_row and memory is not None and memory.shape[1] == 1 and mask is None and not drops
-
-    def _one_row_forward(self, query, memory):
-        """y_t = (s W_v + b_v) W_o + b_o for every t, s the memory's one row."""
-        v = _affine(memory, self.W_v, self.b_v)                              # (B, 1, d_key)
-        y = _affine(v, self.W_o, self.b_o)
-        y = y.astype(array_module(y).result_type(y.dtype, query.dtype), copy=False)
-        return array_module(y).broadcast_to(y, query.shape), (query, memory, None)
-
-    def _one_row_backward(self, dy, query, memory):
-        """What reaches the one row is the sum over the positions; nothing reaches the query."""
-        xp = array_module(dy)
-        v = _affine(memory, self.W_v, self.b_v)
-        dv = _affine_backward(dy.sum(axis=1, keepdims=True), v, self.W_o, self.b_o)
-        return xp.zeros_like(query, dtype=dv.dtype), _affine_backward(dv, memory, self.W_v, self.b_v)
 
     # ---- shapes ------------------------------------------------------------------------------------------
 
@@ -129,6 +110,44 @@ class MultiHeadAttention(Layer):
                                  "self-attention only: a memory has no order in common with the query")
         if mask is not None:
             check_mask("MultiHeadAttention", mask, (query if memory is None else memory).shape[:2])
+
+
+class _AttentionCache(NamedTuple):
+    """What MultiHeadAttention's backward reads."""
+
+    query: Any          # (B, L, d)
+    keys: Any           # (B, M, d)     the memory, or the query itself
+    alone: bool         # self-attention
+    A: Any              # (B, L, d_key)
+    attention: Any      # the cache of softmax_attention
+    mask: Any           # (B, M) or None
+
+
+class _OneRowCache(NamedTuple):
+    """What _OneRow's backward reads."""
+
+    query: Any          # (B, L, d)
+    memory: Any         # (B, 1, d)
+
+
+class _OneRow:
+    """Attention over a memory of one row, whose weight is 1: y_t = (s W_v + b_v) W_o + b_o for every t, s the row."""
+
+    @staticmethod
+    def forward(layer, query, memory):
+        v = _affine(memory, layer.W_v, layer.b_v)                            # (B, 1, d_key)
+        y = _affine(v, layer.W_o, layer.b_o)
+        y = y.astype(array_module(y).result_type(y.dtype, query.dtype), copy=False)
+        return array_module(y).broadcast_to(y, query.shape), _OneRowCache(query, memory)
+
+    @staticmethod
+    def backward(layer, dy, cache):
+        """What reaches the one row is the sum over the positions; nothing reaches the query."""
+        query, memory = cache
+        v = _affine(memory, layer.W_v, layer.b_v)
+        dv = _affine_backward(dy.sum(axis=1, keepdims=True), v, layer.W_o, layer.b_o)
+        dquery = array_module(dy).zeros_like(query, dtype=dv.dtype)
+        return dquery, _affine_backward(dv, memory, layer.W_v, layer.b_v)
 
 
 def _affine(x, W, b):

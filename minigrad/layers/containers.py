@@ -8,10 +8,10 @@ DIRECTIONS = ("forward", "backward")
 
 
 class Stack(Recurrent):
-    """Recurrent layers one above the other: the y of each is the x of the next.
+    """Recurrent layers in sequence: the y of each is the x of the next.
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h of the last layer), state), cache; state is the
-    tuple of the layers' states. Every layer is given the same mask and the one rng.
+    tuple of the layers' states. All layers get the same mask and rng.
 
     Raises TypeError for a layer that is not recurrent, ValueError for a state of the wrong length.
     """
@@ -62,14 +62,14 @@ class Stack(Recurrent):
 
 
 class Bidirectional(Recurrent):
-    """y = [y_forward | y_backward]: one layer reads the sequence as it is, the other one from its end.
+    """y = [y_forward | y_backward]: one layer reads the sequence forwards, the other backwards.
 
-    A layer passes masked steps by as if they were not there; so the whole sequence is turned round, mask and all, and
-    each sample is read from its own last real step. One layer may serve both directions (its gradients add up).
+    A layer skips masked steps, so the whole sequence is reversed together with its mask, and each sample is read from
+    its own last real step. One layer may serve both directions (its gradients add up).
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h_forward + h_backward), state), cache; state is
-    (the forward layer's, the backward layer's, the latter standing before the sequence's first step).
-    A sequence cannot be cut into segments, nor read step by step: the backward layer starts at the end.
+    (the forward layer's, the backward layer's); the latter is the state before the sequence's first step.
+    A sequence cannot be divided into segments or read step by step, since the backward layer starts at the end.
 
     Raises TypeError for a layer that is not recurrent.
     """
@@ -90,7 +90,7 @@ class Bidirectional(Recurrent):
         return (y, (state_f, state_b)), (cache_f, cache_b, (y.shape, y_f.shape[2]))
 
     def backward(self, upstream, cache):
-        """dx is the sum of both layers' dx, the backward one's turned round."""
+        """dx is the sum of both layers' dx, the backward layer's reversed."""
         cache_f, cache_b, (y_shape, h_f) = cache
         dy, dstate = split_upstream(upstream)
         dstate_f, dstate_b = split_state("Bidirectional", "dstate", dstate, DIRECTIONS)

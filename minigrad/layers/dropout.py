@@ -1,14 +1,14 @@
-"""Dropout (Srivastava et al. 2014), in the inverted form: the scaling happens in training."""
+"""Dropout (Srivastava et al. 2014), in the inverted form: scaling happens in training."""
 
 from minigrad.backend import array_module, uniform_like
-from minigrad.check import check_number
+from minigrad.check import check_number, check_shape
 from minigrad.layer import Layer
 
 
 class Dropout(Layer):
     """y = x * m / (1 - p) with m_i = 1 with probability 1 - p, else 0; the identity when rng is None.
 
-    Backward: dx = dy * m / (1 - p), with the m that forward drew: it is in the cache.
+    Backward: dx = dy * m / (1 - p), with forward's m, which is in the cache.
     x of any shape, floating point; y has its shape and dtype. `mask` is accepted and has no effect.
     Raises ValueError for p outside [0, 1), TypeError for x of another dtype.
     """
@@ -22,11 +22,12 @@ class Dropout(Layer):
         if x.dtype.kind != "f":
             raise TypeError(f"Dropout: x has dtype {x.dtype}; expected floating-point numbers")
         if rng is None or self.p == 0:
-            return x, (None,)
+            return x, (None, x.shape)
         scaled_mask = (uniform_like(rng, x) >= self.p).astype(x.dtype)
         scaled_mask *= 1 / (1 - self.p)
-        return x * scaled_mask, (scaled_mask,)
+        return x * scaled_mask, (scaled_mask, x.shape)
 
     def backward(self, dy, cache):
-        scaled_mask, = cache
+        scaled_mask, shape = cache
+        check_shape("Dropout", "dy", dy, shape)
         return dy if scaled_mask is None else dy * scaled_mask

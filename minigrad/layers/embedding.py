@@ -1,4 +1,4 @@
-"""Embedding: a learned row for each id. SinusoidalPositions, LearnedPositions: what tells one position from another."""
+"""Embedding: a learned row for each id. SinusoidalPositions and LearnedPositions: encodings of position."""
 
 import math
 
@@ -17,11 +17,10 @@ class Embedding(Layer):
     """y = W[id].
 
     W (vocab, d)  U(-a, a), a = sigma sqrt(3), of standard deviation sigma; default 1 / sqrt(d): a row's norm is about 1
-    padding_id    an id whose row is zero at the start and whose gradient is always zero, so that it stays so
+    padding_id    an id whose row starts at zero and gets no gradient, so that it stays zero
 
-    ids (...) integer -> y (..., d). mask (...) boolean: at a masked position y is 0, whatever id stands there.
-    `rng` has no effect. Backward: W.grad[id] += dy, a repeated id receiving every one of its dy; returns None, for ids
-    have no gradient.
+    ids (...) integer -> y (..., d). mask (...) boolean: at a masked position y is 0, whatever the id.
+    `rng` has no effect. Backward: W.grad[id] += dy, summed over repeated ids; returns None, since ids have no gradient.
 
     Raises TypeError for ids that are not integers, ValueError (on the CPU) for an id outside 0 ... vocab-1.
     """
@@ -68,15 +67,15 @@ class Embedding(Layer):
 
 
 def scatter_add(target, ids, updates):
-    """target[ids[n]] += updates[n] for every n, in place; a repeated id receives every one of its updates.
+    """target[ids[n]] += updates[n] for every n, in place, summed over repeated ids.
 
-    target (V, ...), ids (N,) integer, updates (N, ...). (`target[ids] += updates` would keep one of them.)
-    On the CPU repeated ids are first summed by a sparse one-hot product, several times faster than add.at. A GPU adds
-    them in their order too (kernels/scatter.cu); with MINIGRAD_KERNELS=0 in whatever order its threads come
-    (atomicAdd): the last bits of a sum then differ from run to run.
+    target (V, ...), ids (N,) integer, updates (N, ...). (`target[ids] += updates` would keep only one update per id.)
+    On the CPU repeated ids are first summed by a sparse one-hot product, several times faster than add.at. On a
+    GPU they are also added in order (kernels/scatter.cu). With MINIGRAD_KERNELS=0 atomicAdd adds them in any order, and
+    the last bits of a sum differ from run to run.
 
-    Raises ValueError for updates of another shape, IndexError for an id outside 0 ... V-1 (on the CPU; a GPU is
-    not made to wait for the check: CuPy takes the id modulo V).
+    Raises ValueError for updates of another shape, IndexError for an id outside 0 ... V-1 (on the CPU; on a GPU
+    the check would have to wait, and CuPy takes the id modulo V).
     """
     xp = array_module(target=target, ids=ids, updates=updates)
     if updates.shape != ids.shape + target.shape[1:]:
@@ -117,11 +116,10 @@ class SinusoidalPositions(Layer):
     def forward(self, x, mask=None, rng=None):
         xp = array_module(x=x, mask=mask)
         check_rank_and_width("SinusoidalPositions", "x", x, 3, self.d)
-        return x + self.positions(x.shape[1], xp).astype(x.dtype), (x.shape,)
+        return x + self.positions(x.shape[1], xp).astype(x.dtype), x.shape
 
     def backward(self, dy, cache):
-        shape, = cache
-        check_shape("SinusoidalPositions", "dy", dy, shape)
+        check_shape("SinusoidalPositions", "dy", dy, cache)
         return dy
 
 

@@ -14,7 +14,7 @@ class Linear(Layer):
     W (d_in, d_out)  Glorot uniform
     b (d_out,)       zero; absent with bias=False
     x (..., d_in) -> y (..., d_out), dtype of x and W together. `mask` and `rng` are accepted and have no effect:
-    each position is mapped on its own.
+    each position is mapped separately.
 
     Raises ValueError for a wrong width, TypeError for a wrong dtype or device.
     """
@@ -31,11 +31,11 @@ class Linear(Layer):
         y = _rows_times(x, self.W.value)                         # (..., d_out)
         if self.b is not None:
             y += self.b.value
-        return y, (x,)
+        return y, x
 
     def backward(self, dy, cache):
         """dx = dy W^T; W.grad += x^T dy; b.grad += sum dy (over every position)."""
-        x, = cache
+        x = cache
         check_shape("Linear", "dy", dy, (*x.shape[:-1], self.W.value.shape[1]))
         rows, drows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])   # (N, d_in), (N, d_out)
         self.W.grad += rows.T @ drows

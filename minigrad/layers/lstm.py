@@ -36,7 +36,7 @@ class LSTM(Recurrent):
     """h_t = o_t tanh(c_t), c_t = f_t c_{t-1} + i_t g_t, over a sequence.
 
     W (d, 4h), U (h, 4h), b (4h,), gates in the order i, f, o, g. `init` names how W and U start
-    (minigrad.initializers.GATE_BLOCKS; default: every gate block orthogonal); b is zero but for the forget
+    (minigrad.initializers.GATE_BLOCKS; default: every gate block orthogonal); b is zero except for the forget
     gate's `forget_bias` (Gers et al. 2000; Jozefowicz et al. 2015 recommend 1).
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h), (h, c)), cache; state (h, c), each (B, h).
@@ -100,7 +100,7 @@ class LSTM(Recurrent):
 
 
 def gate_parameters(layer, d, h, forget_bias, init, rng, dtype):
-    """W (d, 4h), U (h, 4h) and b (4h,) of a gated layer at the start; b is zero but for the forget gate's."""
+    """W (d, 4h), U (h, 4h) and b (4h,) of a gated layer at the start; b is zero except for the forget gate's."""
     check_count(layer, "d", d)
     check_count(layer, "h", h)
     check_number(layer, "forget_bias", forget_bias, -math.inf, open_low=True, open_high=True)

@@ -42,6 +42,28 @@ def row_means(x):
     return (x @ array_module(x).full((d,), 1 / d, x.dtype))[..., None]
 
 
+def layer_norm(x, gain, bias, eps):
+    """y = x_hat gain + bias. x (..., d) -> y, cache."""
+    xp = array_module(x)
+    x_hat, cache = normalize(x, eps)
+    y = apply(xp.multiply, x_hat, gain)
+    y += bias
+    return y, cache
+
+
+def layer_norm_backward(dy, gain, cache):
+    """dx: `normalize_backward` of dy gain; dgain = sum dy x_hat and dbias = sum dy, over every position."""
+    xp, (x_hat, _), d = array_module(dy), cache, dy.shape[-1]
+    dgain = apply(xp.multiply, dy, x_hat).reshape(-1, d).sum(axis=0)
+    return normalize_backward(apply(xp.multiply, dy, gain), cache), dgain, dy.reshape(-1, d).sum(axis=0)
+
+
+def norm_pair(xp):
+    """(layer_norm, layer_norm_backward) of an array module: on a GPU the kernels of the same mathematics."""
+    fused = kernels.of(xp)
+    return (fused.layer_norm_forward, fused.layer_norm_backward) if fused else (layer_norm, layer_norm_backward)
+
+
 # ---- the layer -------------------------------------------------------------------------------------------
 
 
@@ -64,30 +86,16 @@ class LayerNorm(Layer):
         self.eps = float(eps)
 
     def forward(self, x, mask=None, rng=None):
-        gain = self.gain.value
+        gain, bias = self.gain.value, self.bias.value
         xp = array_module(x=x, gain=gain)
         check_rank_and_width("LayerNorm", "x", x, None, gain.shape[0])
         x = x.astype(xp.result_type(x.dtype, gain.dtype), copy=False)
-        if fused := kernels.of(xp):
-            y, norm_cache = fused.layer_norm_forward(x, gain, self.bias.value, self.eps)
-            return y, (norm_cache,)
-        x_hat, norm_cache = normalize(x, self.eps)
-        y = apply(xp.multiply, x_hat, gain)
-        y += self.bias.value
-        return y, (norm_cache,)
+        y, norm_cache = norm_pair(xp)[0](x, gain, bias, self.eps)
+        return y, (norm_cache, x.shape)
 
     def backward(self, dy, cache):
-        """dx: `normalize_backward` of dy gain; gain.grad += sum dy x_hat; bias.grad += sum dy (over every position)."""
-        norm_cache, = cache
-        x_hat, *_ = norm_cache                                               # on a GPU: x itself
-        check_shape("LayerNorm", "dy", dy, x_hat.shape)
-        if fused := kernels.of(array_module(dy)):
-            dx, dgain, dbias = fused.layer_norm_backward(dy, self.gain.value, norm_cache)
-            self.gain.grad += dgain
-            self.bias.grad += dbias
-            return dx
-        d = x_hat.shape[-1]
-        xp = array_module(dy)
-        self.gain.grad += apply(xp.multiply, dy, x_hat).reshape(-1, d).sum(axis=0)
-        self.bias.grad += dy.reshape(-1, d).sum(axis=0)
-        return normalize_backward(apply(xp.multiply, dy, self.gain.value), norm_cache)
+        norm_cache, shape = cache
+        check_shape("LayerNorm", "dy", dy, shape)
+        dx, dgain, dbias = norm_pair(array_module(dy))[1](dy, self.gain.value, norm_cache)
+        self.add_gradients(gain=dgain, bias=dbias)
+        return dx

@@ -1,10 +1,10 @@
-"""Recurrent: what all recurrent layers share, and the one plain time loop.
+"""Recurrent: what all recurrent layers share, and the plain time loop.
 
     (y, state), cache = forward(x, state=None, mask=None, rng=None)
     dx, dstate0       = backward((dy, dstate), cache)
 
 x (B, L, d), y (B, L, h). A state is all that a continued call needs. dy, dstate, and any entry of dstate may be
-None, meaning zero. A masked step is as if it were not there: y and dx are 0 at it and the state stays as it is.
+None, meaning zero. A masked step is skipped: y and dx are 0 there and the state does not change.
 
 A subclass writes one step, with the same contract, and is a complete layer (minigrad/layers/gru.py is an example):
 
@@ -14,9 +14,9 @@ A subclass writes one step, with the same contract, and is a complete layer (min
     cell(x, state, *weights)             (y, state'), cache      x (B, d), y (B, h)
     cell_backward((dy, dstate'), cache, *weights)      dx, dstate, gradients of the weights in their order
 
-What a family may add: `initial_state`, where it is not zero; `cell_weights`, for what is made of the Parameters once a
-sequence; `draw`, for what is drawn once a sequence; `fast_forward` and `fast_backward`, a faster loop (minigrad/fast)
-that must give what the plain one gives. With `fast=False` the equations run as they are written.
+What a family may add: `initial_state`, if it is not zero; `cell_weights`, for what is computed from the Parameters once
+per sequence; `draw`, for what is drawn once per sequence; `fast_forward` and `fast_backward`, a faster loop
+(minigrad/fast) with the same results as the plain one. With `fast=False` the equations run as written.
 
 Step by step, for generation: `stepping = layer.begin(state)`, then `y, stepping = layer.step(x, stepping)` with
 x (B, d) and y (B, h); the outputs are those of forward over the whole sequence.
@@ -121,7 +121,7 @@ class Recurrent(Layer):
         return dx, dstate0
 
     def plain_forward(self, x, state, mask, weights, **draws):
-        """The cell, step by step. At a masked step y is 0 and the state stays as it is."""
+        """The cell, step by step. At a masked step y is 0 and the state does not change."""
         xp, T = array_module(x), x.shape[1]
         dtype = xp.result_type(x.dtype, weights[0].dtype)
         x, state = x.astype(dtype, copy=False), tuple(entry.astype(dtype) for entry in state)    # state: a copy
@@ -131,7 +131,8 @@ class Recurrent(Layer):
         for t in range(T):
             (y, after), cache = self.cell(x[:, t], state, *weights, **draws)
             if t == 0:
-                check_state(f"{type(self).__name__}.cell", after, self.state_shapes(len(x)), "the new state")
+                shapes = {name: entry.shape for name, entry in zip(self.state_shapes(len(x)), state)}
+                check_state(f"{type(self).__name__}.cell", after, shapes, "the new state")
             if mask is not None:
                 y, after = _select(mask[:, t], y, 0), tuple(_select(mask[:, t], a, b) for a, b in zip(after, state))
             state = after
@@ -186,14 +187,8 @@ class Recurrent(Layer):
         if mask is not None:
             check_mask(name, mask, x.shape[:2])
 
-    def split_state(self, state, state_shapes):                              # TEMPORARY: until every family has a cell
-        if state is None:
-            return (None,) * len(state_shapes)
-        check_state(type(self).__name__, state, state_shapes)
-        return state
-
     def check_upstream(self, upstream, y_shape, state_shapes):
-        """(dy, dstate with None for what is missing) from what was handed to backward.
+        """(dy, dstate) from backward's argument, with None for what is missing.
 
         Raises TypeError when it is not a pair, ValueError for a wrong shape (nothing is broadcast).
         """
@@ -206,11 +201,15 @@ class Recurrent(Layer):
         return dy, dstate
 
 
-def split_upstream(upstream):
-    """(dy, dstate) from what was handed to backward. Raises TypeError when it is not such a pair."""
+def split_upstream(upstream, owner=None, entries=None):
+    """(dy, dstate) from backward's argument; with `entries`, their names, dstate as a tuple, None for zero.
+
+    Raises TypeError when it is not such a pair, ValueError for a dstate of another length.
+    """
     if not isinstance(upstream, tuple | list) or len(upstream) != 2:
         raise TypeError(f"backward got a {type(upstream).__name__}; expected the pair (dy, dstate), None meaning zero")
-    return upstream
+    dy, dstate = upstream
+    return dy, dstate if entries is None else split_state(owner, "dstate", dstate, entries)
 
 
 def split_state(owner, name, state, entries):

@@ -65,7 +65,7 @@ class RNN(Recurrent):
                 h_{t-k}  or  h_{t-k} W_f                         (4)
                 sum_i w_hat[i-1] h_{t-i-1}                       (5)
 
-        x (B, d), state (h_{t-1},) or (past (B, k, h),), F_weights W_f (h, h) or w_hat (k-1,), where there are any
+        x (B, d), state (h_{t-1},) or (past (B, k, h),); F_weights is W_f (h, h) or w_hat (k-1,), if the form has them
         -> (h_t, state'), cache.
         """
         xp, past = array_module(x), self._as_past(*state)

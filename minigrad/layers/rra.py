@@ -22,7 +22,7 @@ def rra_attention(past, w_hat):
     """Equation 9: a_t = sum_k w_hat[k-1] h_{t-k-offset+1}, k = 1 ... K.
 
     past (B, P, h), oldest first, past[:, -1] = h_{t-1}; with P = K+offset-1 its first K states are the window,
-    the oldest of them weighed by w_hat[K-1].
+    the oldest of them with the weight w_hat[K-1].
     """
     K = len(w_hat)
     return sum(w_hat[k - 1] * past[:, K - k] for k in range(1, K + 1))
@@ -66,9 +66,9 @@ class RRALSTM(Recurrent):
 
     a_t = sum_k w_hat[k-1] h_{t-k-offset+1} is a weighted sum over a window of K earlier states; w_hat is w (K,),
     normalised: `normalize="sum"`, w / sum w (the paper), or "softmax". offset=2 is the paper (h_{t-2} ...
-    h_{t-K-1}), offset=1 the author's released code (h_{t-1} ... h_{t-K}); any other whole number from 1 up will do.
-    w[0] weighs the newest state of the window. States before the sequence are zero. K = 0 is the LSTM, with no
-    normaliser.
+    h_{t-K-1}), offset=1 the author's released code (h_{t-1} ... h_{t-K}); any whole number from 1 up is allowed.
+    w[0] is the weight of the newest state in the window. States before the sequence are zero. K = 0 is the LSTM, with
+    no normaliser.
 
     W (d, 4h), U (h, 4h), b (4h,), gates in the order i, f, o, g, starting as LSTM's do; w (K,) uniform in [0, 1).
 

@@ -7,64 +7,69 @@ import math
 from typing import Any, NamedTuple
 
 from minigrad.backend import array_module
-from minigrad.check import check_choice, check_count, check_mask, check_number, check_rank_and_width, check_shape
-from minigrad.fast.sru import RecurrenceCache, recurrence_backward, recurrence_forward, time_first
-from minigrad.functional import softmax_attention
+from minigrad.check import (
+    check_choice,
+    check_count,
+    check_mask,
+    check_number,
+    check_rank_and_width,
+    check_shape,
+    check_state,
+    check_tuple,
+)
+from minigrad.fast import sru as fast_sru
+from minigrad.fast.sru import time_first
+from minigrad.functional import plain_attention, softmax_attention
 from minigrad.initializers import generator, glorot_uniform, zeros
 from minigrad.layers.dropout import Dropout
 from minigrad.layers.norm import LayerNorm
 from minigrad.layers.recurrent import Recurrent, split_upstream
-from minigrad.layers.sru import ACTIVATIONS, highway_scale, recurrence_parameters, sru_step, variational_mask
+from minigrad.layers.sru import (
+    ACTIVATIONS,
+    highway_scale,
+    recurrence_parameters,
+    sru_cell,
+    sru_cell_backward,
+    variational_mask,
+)
 from minigrad.layers.srupp_memory import KeysAndValues, Memory, next_memory, next_memory_backward
 from minigrad.memory import empty, matmul
 from minigrad.packing import Packing, pack, unpack
 from minigrad.parameter import Parameter
 
-# ---- the equations ---------------------------------------------------------------------------------------
-
-
-def srupp_attention(x, W_q, W_k, W_v, alpha):
-    """R = Q + alpha A, for one sequence and one head, as written (in row vectors):
-
-        Q = x W_q      K = Q W_k      V = Q W_v      A = softmax(Q K^T / sqrt(d') + causal mask) V
-
-    x (B, L, d) -> R (B, L, d'), cache. Keys and values are made from Q, so W_k and W_v are (d', d').
-    At alpha = 0, where it starts, R = Q: U = Q W_o is a factorised linear map of x, and the layer an SRU.
-    """
-    Q = x @ W_q
-    A, attention_cache = softmax_attention.forward(Q, Q @ W_k, Q @ W_v, causal=True)
-    return Q + alpha * A, (x, Q, A, attention_cache)
-
-
-def srupp_attention_backward(dR, cache, W_q, W_k, W_v, alpha):
-    """dx, (dW_q, dW_k, dW_v, dalpha). Q is used four times: as itself, as query, and for keys and values."""
-    x, Q, A, attention_cache = cache
-    dQ, dK, dV = softmax_attention.backward(alpha * dR, attention_cache)
-    dQ = dR + dQ + dK @ W_k.T + dV @ W_v.T
-    dW_q, dW_k, dW_v = (
-        (rows.swapaxes(1, 2) @ drows).sum(axis=0) for rows, drows in ((x, dQ), (Q, dK), (Q, dV)))
-    return dQ @ W_q.T, (dW_q, dW_k, dW_v, (dR * A).sum())
-
-
 # ---- the layer -------------------------------------------------------------------------------------------
 
 
-class SRUppCache(NamedTuple):
-    """What backward reads. T steps, M slots of memory."""
+class AttentionCache(NamedTuple):
+    """What `_attend_backward` reads. T steps, M slots of memory."""
 
-    xs: Any                     # (T, B, d)      the input, packed, time first
-    zs: Any                     # (T, B, d)      what W_q maps: xs, or its layer norm
+    zs: Any                     # (T, B, d)      what W_q maps: the packed input or its layer norm, time first
     memory: Memory
-    taken: Any                  # which rows went into the next memory
     Q: Any                      # (B, M+T, d')   of memory and segment
-    A: Any                      # (B, T, d') or None
-    caches: tuple               # of input norm, attention, norm, dropout, output norm
-    recurrence: RecurrenceCache
+    A: Any                      # (B, T, d')
+    scores: Any                 # the cache of softmax_attention or plain_attention
+
+
+class SRUppCache(NamedTuple):
+    """What backward reads: the cache of each part, in forward's order."""
+
+    y_shape: tuple
     packing: Packing | None
+    input_norm: Any
+    attention: Any              # AttentionCache; zs (T, B, d) and the memory without attention
+    taken: Any                  # which rows went into the next memory
+    norm: Any
+    drop: Any
+    recurrence: Any
+    output_norm: Any
+    fast: bool
+
+
+STATE = ("c", "memory", "memory_mask")
 
 
 class SRUpp(Recurrent):
-    """SRU++: an SRU whose products come from attention: U = layernorm(Q + alpha A) W_o (`srupp_attention`, `sru_step`).
+    """SRU++: an SRU whose products come from attention: U = layernorm(Q + alpha A) W_o.
 
     Q = x W_q;  K = Q W_k;  V = Q W_v;  A = softmax(Q K^T / sqrt(e)) V, a head being e = d' / heads wide;
     then f_t, r_t, c_t, h_t of U as in SRU.
@@ -89,14 +94,37 @@ class SRUpp(Recurrent):
     State: c (B, h); memory (B, M, d), newest last, the inputs before W_q; memory_mask (B, M) boolean, True where a slot
     is real. A state of any M is taken; the one returned has `memory` slots. dstate is (dc, dmemory, None). The dtype is
     that of x and the parameters together.
+    fast=False runs the recurrence step by step, as `cell` and `cell_backward` have it, and the attention as
+    `plain_attention` has it: all scores at once. Else minigrad/fast/sru.py and `softmax_attention` run.
 
     Raises ValueError for wrong settings or shapes, TypeError for wrong dtypes or a mix of devices.
     """
 
+    weights = ("W_o", "v_f", "v_r", "b_f", "b_r")        # of the recurrence
+
+    # ---- the equations of the recurrence: they run with fast=False; the fast form is minigrad/fast/sru.py -
+
+    def cell(self, rows, state, W_o, v_f, v_r, b_f, b_r, m=None):
+        """One step: u = n W_o, then `sru_cell`. rows (B, d'+d) are [n | x]: n comes from R = Q + alpha A."""
+        p = len(W_o)
+        n, x = rows[:, :p], rows[:, p:]
+        (h, c), cache = sru_cell(n @ W_o, x, *state, v_f, v_r, b_f, b_r, self.scale, self.activation, m)
+        return (h, (c,)), (rows, cache)
+
+    def cell_backward(self, upstream, cache, W_o, v_f, v_r, b_f, b_r):
+        """The step's gradients: [dn | dx], (dc,), (dW_o, dv_f, dv_r, db_f, db_r)."""
+        (dy, (dc,)), (rows, cache) = upstream, cache
+        (du, dx, dc), sums = sru_cell_backward(dy, dc, cache, v_f, v_r, self.scale)
+        xp, p = array_module(du), len(W_o)
+        dx = xp.zeros_like(rows[:, p:]) if dx is None else dx
+        return xp.concatenate([du @ W_o.T, dx], axis=1), (dc,), (rows[:, :p].T @ du, *sums)
+
+    # ---- parameters --------------------------------------------------------------------------------------
+
     def __init__(self, d, h, projection, heads=1, causal=True, attention=True, window=None, layer_norm=True,
                  highway_bias=-2.0, *, memory=None, detach_memory=False, cell_norm=None, dropout=0.0,
                  attention_dropout=0.0, recurrent_dropout=0.0, rescale=False, activation="identity", v_range=1.0,
-                 rng=None, dtype=None):
+                 fast=True, rng=None, dtype=None):
         for name, value in (("d", d), ("h", h), ("projection", projection), ("heads", heads)):
             check_count("SRUpp", name, value)
         if projection % heads:
@@ -132,7 +160,7 @@ class SRUpp(Recurrent):
         self.memory = self._slots(memory)
         self.detach_memory, self.attention_dropout = detach_memory, float(attention_dropout)
         self.recurrent_dropout, self.activation = float(recurrent_dropout), activation
-        self.scale = highway_scale(rescale, highway_bias, k)
+        self.scale, self.fast = highway_scale(rescale, highway_bias, k), fast
 
     def _slots(self, memory):
         """Slots of memory in the state; None: as many as there are steps."""
@@ -145,67 +173,83 @@ class SRUpp(Recurrent):
     # ---- forward and backward ----------------------------------------------------------------------------
 
     def forward(self, x, state=None, mask=None, rng=None):
-        W_q = self.W_q.value
+        W_q, h = self.W_q.value, len(self.v_f.value)
         xp = array_module(x=x, W_q=W_q, mask=mask)
         self.check_input(x, mask, W_q.shape[0])
-        c, memory = self._split_state(state, x)
-        packing, dtype = Packing.of(mask), xp.result_type(x.dtype, W_q.dtype)
-        xs = time_first(pack(x.astype(dtype, copy=False), packing))
-        zs, input_cache = (xs, None) if self.input_norm is None else self.input_norm.forward(xs)
-        T, B, d = xs.shape
-        if self.attention:
-            memory = Memory(xp.zeros((B, 0, d), dtype), None, None) if memory is None else Memory.of(
-                memory[0].astype(dtype, copy=False), memory[1])
-            Q = self._queries(zs, memory)                                    # (B, M+T, d')
-            A, attention_cache = self._attend(Q, T, memory, packing, rng)
-            R = Q[:, Q.shape[1] - T:] + self.alpha.value * A
-            *new_memory, taken = next_memory(memory, zs, packing, self.memory)
-        else:
-            Q = matmul(zs, W_q).transpose(1, 0, 2)
-            memory = Memory(xp.zeros((B, 0, d), dtype) if memory is None else memory[0], None, None)
-            A, attention_cache, R, taken = None, None, Q, None
-            new_memory = xp.zeros((B, 0, d), dtype), xp.zeros((B, 0), bool)
-        N, norm_cache = (R, None) if self.norm is None else self.norm.forward(R)
-        N, drop_cache = self.drop.forward(N, rng=rng)
-        hs, c, recurrence = recurrence_forward(
-            N.transpose(1, 0, 2), xs, c, self._weights(), scale=self.scale, activation=self.activation,
-            m=variational_mask(rng, self.recurrent_dropout, (B, len(self.v_f.value)), xs),
-            lengths=None if packing is None else packing.lengths)
-        hs, output_cache = (hs, None) if self.output_norm is None else self.output_norm.forward(hs)
-        caches = input_cache, attention_cache, norm_cache, drop_cache, output_cache
-        return (unpack(hs.transpose(1, 0, 2), packing), (c, *new_memory)), SRUppCache(
-            xs, zs, memory, taken, Q, A, caches, recurrence, packing)
+        dtype, packing = xp.result_type(x.dtype, W_q.dtype), Packing.of(mask)
+        c, memory = self._split_state(state, x, dtype)
+
+        xs = time_first(pack(x.astype(dtype, copy=False), packing))          # (T, B, d)
+        zs, input_norm = _through(self.input_norm, xs)
+        R, attention = self._attend(zs, memory, packing, rng)                # (B, T, d')
+        *new_memory, taken = next_memory(memory, zs, packing, self.memory)
+        N, norm = _through(self.norm, R)
+        N, drop = self.drop.forward(N, rng=rng)
+        m = variational_mask(rng, self.recurrent_dropout, (len(x), h), xp, dtype)
+        hs, c, recurrence = self._recur(N, xs, c, m, packing)                # (T, B, h)
+        hs, output_norm = _through(self.output_norm, hs)
+        y = unpack(hs.transpose(1, 0, 2), packing)
+        return (y, (c, *new_memory)), SRUppCache(
+            y.shape, packing, input_norm, attention, taken, norm, drop, recurrence, output_norm, self.fast)
 
     def backward(self, upstream, cache):
         """dx (B, L, d) and dstate0 = (dc, dmemory, None); dmemory is None (zero) if it is detached."""
-        xs, zs, memory, taken, Q, A, caches, recurrence, packing = cache
-        input_cache, attention_cache, norm_cache, drop_cache, output_cache = caches
-        (T, B, _), h, slots = xs.shape, len(self.v_f.value), 0 if taken is None else self._slots_after(cache)
-        dy, dc, dmemory = self._check_upstream(upstream, (B, T, h), slots)
+        y_shape, packing, input_norm, attention, taken, norm, drop, recurrence, output_norm, fast = cache
+        dy, dc, dmemory = self._check_upstream(upstream, y_shape, attention)
         dhs = None if dy is None else time_first(pack(dy, packing))
-        if self.output_norm is not None and dhs is not None:
-            dhs = self.output_norm.backward(dhs, output_cache)
-        (dn, dx, dc), (dW_o, *rest) = recurrence_backward(
-            dhs, dc, recurrence, self._weights(), scale=self.scale, activation=self.activation)
-        for parameter, gradient in zip((self.W_o, self.v_f, self.v_r, self.b_f, self.b_r), (dW_o, *rest)):
-            parameter.grad += gradient
-        dR = self.drop.backward(dn.transpose(1, 0, 2), drop_cache)
-        if self.norm is not None:
-            dR = self.norm.backward(dR, norm_cache)
-        dQ = self._attend_backward(dR, Q, A, attention_cache) if self.attention else dR      # (B, M+T, d')
-        dzs, dmemory0 = self._queries_backward(dQ, zs, memory)
-        if self.attention and not self.detach_memory:
-            if dmemory is not None:
-                dkept, dnew = next_memory_backward(dmemory, taken, memory.z.shape[1], T)
-                dmemory0 += dkept
-                dzs += dnew.transpose(1, 0, 2)
-            dmemory0 = memory.spread(dmemory0)
-        elif not self.detach_memory:
-            dmemory0 = array_module(dzs).zeros_like(memory.z)                # it was not looked at
-        dxs = dzs if self.input_norm is None else self.input_norm.backward(dzs, input_cache)
+
+        if dhs is not None:
+            dhs = _through_backward(self.output_norm, dhs, output_norm)
+        dN, dx, dc = self._recur_backward(dhs, dc, recurrence, packing, fast)
+        dR = _through_backward(self.norm, self.drop.backward(dN, drop), norm)
+        dzs, dmemory0 = self._attend_backward(dR, attention, fast)
+        if not self.detach_memory:
+            dzs, dmemory0 = self._memory_backward(dzs, dmemory0, dmemory, taken, attention)
+        dxs = _through_backward(self.input_norm, dzs, input_norm)
         if dx is not None:
             dxs += dx
         return unpack(dxs.transpose(1, 0, 2), packing), (dc, dmemory0, None)
+
+    # ---- attention ---------------------------------------------------------------------------------------
+
+    def _attend(self, zs, memory, packing, rng):
+        """R (B, T, d') of the segment zs (T, B, d), and its cache; z = [memory ; zs], Q_T the last T rows of Q:
+
+            Q = z W_q      K = Q W_k      V = Q W_v      A = softmax(Q_T K^T / sqrt(e) + mask) V      R = Q_T + alpha A
+
+        At alpha = 0, where it starts, and without attention R = Q_T: the layer is an SRU with a factorised W.
+        """
+        T, B, _ = zs.shape
+        if not self.attention:
+            return matmul(zs, self.W_q.value).transpose(1, 0, 2), AttentionCache(zs, memory, None, None, None)
+        xp, Q = array_module(zs), self._queries(zs, memory)                  # (B, M+T, d')
+        both, width = Q.shape[1:]
+        q = self._heads(Q[:, both - T:])
+        k, v = (self._heads(matmul(Q, W.value)) for W in (self.W_k, self.W_v))
+        attention = softmax_attention if self.fast else plain_attention
+        A, scores = attention.forward(
+            q, k, v, mask=self._key_mask(xp, B, T, memory, packing), causal=self.causal, window=self.window,
+            dropout=self.attention_dropout, rng=rng)
+        A = A.transpose(0, 2, 1, 3).reshape(B, T, width)
+        return Q[:, both - T:] + self.alpha.value * A, AttentionCache(zs, memory, Q, A, scores)
+
+    def _attend_backward(self, dR, cache, fast):
+        """dzs (T, B, d), and dmemory (B, M, d) or None. Q has four uses: in R, as query, for keys, for values."""
+        zs, memory, Q, A, scores = cache
+        if not self.attention:
+            return self._queries_backward(dR, zs, memory)
+        (B, T, width), both, alpha = dR.shape, Q.shape[1], self.alpha
+        alpha.grad += (dR * A).sum()
+        attention = softmax_attention if fast else plain_attention
+        dq, dk, dv = attention.backward(self._heads(dR * alpha.value), scores)
+        dq, dk, dv = (part.transpose(0, 2, 1, 3).reshape(B, part.shape[2], width) for part in (dq, dk, dv))
+        rows = Q.reshape(B * both, width)
+        self.add_gradients(W_k=rows.T @ dk.reshape(B * both, width), W_v=rows.T @ dv.reshape(B * both, width))
+        dQ = matmul(dk, self.W_k.value.T)
+        dQ += matmul(dv, self.W_v.value.T)
+        dQ[:, both - T:] += dR
+        dQ[:, both - T:] += dq
+        return self._queries_backward(dQ, zs, memory)
 
     def _queries(self, zs, memory):
         """Q (B, M+T, d') = [memory ; z] W_q."""
@@ -220,40 +264,13 @@ class SRUpp(Recurrent):
         """dz (T, B, d) and dmemory (B, M, d) (None where none is wanted); adds W_q's gradient."""
         (T, B, d), W_q = zs.shape, self.W_q
         M = dQ.shape[1] - T
-        dqs = time_first(dQ[:, M:])
-        width = W_q.value.shape[1]
+        dqs, width = time_first(dQ[:, M:]), W_q.value.shape[1]
         dW_q = zs.reshape(T * B, d).T @ dqs.reshape(T * B, width)
         if M:
             dW_q += memory.z.reshape(B * M, d).T @ dQ[:, :M].reshape(B * M, width)
         W_q.grad += dW_q
-        if self.detach_memory:
-            return matmul(dqs, W_q.value.T), None
-        return matmul(dqs, W_q.value.T), matmul(dQ[:, :M], W_q.value.T)
-
-    def _attend(self, Q, T, memory, packing, rng):
-        """A (B, T, d') of the last T of the queries Q (B, M+T, d') over the keys and values of all."""
-        xp, (B, both, width) = array_module(Q), Q.shape
-        q = self._heads(Q[:, both - T:])
-        k, v = (self._heads(matmul(Q, W.value)) for W in (self.W_k, self.W_v))
-        A, cache = softmax_attention.forward(
-            q, k, v, mask=self._key_mask(xp, B, T, memory, packing), causal=self.causal, window=self.window,
-            dropout=self.attention_dropout, rng=rng)
-        return A.transpose(0, 2, 1, 3).reshape(B, T, width), cache
-
-    def _attend_backward(self, dR, Q, A, attention_cache):
-        """dQ (B, M+T, d') of R = Q + alpha A: Q is itself, the query, and what keys and values are made of."""
-        (B, T, width), both, alpha = dR.shape, Q.shape[1], self.alpha
-        alpha.grad += (dR * A).sum()
-        dq, dk, dv = softmax_attention.backward(self._heads(dR * alpha.value), attention_cache)
-        dq, dk, dv = (part.transpose(0, 2, 1, 3).reshape(B, part.shape[2], width) for part in (dq, dk, dv))
-        rows = Q.reshape(B * both, width)
-        self.W_k.grad += rows.T @ dk.reshape(B * both, width)
-        self.W_v.grad += rows.T @ dv.reshape(B * both, width)
-        dQ = matmul(dk, self.W_k.value.T)
-        dQ += matmul(dv, self.W_v.value.T)
-        dQ[:, both - T:] += dR
-        dQ[:, both - T:] += dq
-        return dQ
+        dmemory = None if self.detach_memory else matmul(dQ[:, :M], W_q.value.T)
+        return matmul(dqs, W_q.value.T), dmemory
 
     def _heads(self, rows):
         """(B, n, d') -> (B, heads, n, e)."""
@@ -261,7 +278,7 @@ class SRUpp(Recurrent):
         return rows.reshape(B, n, self.heads, width // self.heads).transpose(0, 2, 1, 3)
 
     def _key_mask(self, xp, B, T, memory, packing):
-        """(B, 1, 1, M+T), True where a key is real; None where all are. Causal: no real query sees a step behind it."""
+        """(B, 1, 1, M+T), True where a key is real; None where all are. Causal: no real query sees a later step."""
         ends_matter = packing is not None and not self.causal
         if memory.mask is None and not ends_matter:
             return None
@@ -269,58 +286,83 @@ class SRUpp(Recurrent):
         now = xp.arange(T) < packing.lengths[:, None] if ends_matter else xp.ones((B, T), bool)
         return xp.concatenate([before, now], axis=1)[:, None, None]
 
+    # ---- recurrence --------------------------------------------------------------------------------------
+
+    def _recur(self, N, xs, c, m, packing):
+        """hs (T, B, h), the last c (B, h) and the cache of the recurrence. N (B, T, d'), xs (T, B, d)."""
+        if self.fast:
+            return fast_sru.recurrence_forward(
+                N.transpose(1, 0, 2), xs, c, self._weights(), scale=self.scale, activation=self.activation, m=m,
+                lengths=None if packing is None else packing.lengths)
+        xp, T = array_module(N), len(xs)
+        real = None if packing is None else xp.arange(T) < packing.lengths[:, None]
+        rows = xp.concatenate([N, xs.transpose(1, 0, 2)], axis=2)            # as `cell` takes them
+        y, (c,), cache = self.plain_forward(rows, (c,), real, self._weights(), m=m)
+        return y.transpose(1, 0, 2), c, cache
+
+    def _recur_backward(self, dhs, dc, cache, packing, fast):
+        """dN (B, T, d'), what reaches x through the highway (T, B, d) or None, and dc; adds the weights' gradients."""
+        if fast:
+            (dn, dx, dc), gradients = fast_sru.recurrence_backward(
+                dhs, dc, cache, self._weights(), scale=self.scale, activation=self.activation)
+            dN = dn.transpose(1, 0, 2)
+        else:
+            dy, p = None if dhs is None else dhs.transpose(1, 0, 2), len(self.W_o.value)
+            drows, (dc,), gradients = self.plain_backward(dy, (dc,), cache, self._weights())
+            dN, dx = drows[:, :, :p], drows[:, :, p:].transpose(1, 0, 2)
+        self.add_gradients(**dict(zip(self.weights, gradients)))
+        return dN, dx, dc
+
     def _weights(self):
-        return tuple(parameter.value for parameter in (self.W_o, self.v_f, self.v_r, self.b_f, self.b_r))
+        return tuple(getattr(self, name).value for name in self.weights)
 
     # ---- state -------------------------------------------------------------------------------------------
 
+    def state_shapes(self, B):
+        """Of c, the memory and its mask; `memory` slots, none where the memory grows."""
+        slots, d = self.memory or 0, self.W_q.value.shape[0]
+        return {"c": (B, len(self.v_f.value)), "memory": (B, slots, d), "memory_mask": (B, slots)}
+
     def initial_state(self, batch, dtype=None):
-        """c and an empty memory of `memory` slots (none where the memory grows)."""
-        W_q = self.W_q.value
-        xp, slots = array_module(W_q), self.memory or 0
-        return (xp.zeros((batch, len(self.v_f.value)), W_q.dtype),
-                xp.zeros((batch, slots, W_q.shape[0]), W_q.dtype), xp.zeros((batch, slots), bool))
+        """c zero, and an empty memory."""
+        W_q, shapes = self.W_q.value, self.state_shapes(batch)
+        xp, dtype = array_module(W_q), dtype or W_q.dtype
+        return (xp.zeros(shapes["c"], dtype), xp.zeros(shapes["memory"], dtype), xp.zeros(shapes["memory_mask"], bool))
 
-    def _split_state(self, state, x=None):
-        """c or None, and (memory, memory_mask) or None. Raises ValueError or TypeError for a wrong state."""
+    def _split_state(self, state, x, dtype=None):
+        """(c, the Memory) of a state; zeros and no slot when there is none. Raises as Recurrent.forward does."""
+        xp, B, d = array_module(self.W_q.value), len(x), self.W_q.value.shape[0]
         if state is None:
-            return None, None
-        if not isinstance(state, tuple | list) or len(state) != 3:
-            came = f"{len(state)} entries" if isinstance(state, tuple | list) else type(state).__name__
-            raise ValueError(f"SRUpp: state is {came}; expected a tuple (c, memory, memory_mask)")
-        c, memory, memory_mask = state
-        for name, array in (("c", c), ("memory", memory), ("memory_mask", memory_mask)):
-            if not hasattr(array, "dtype"):
-                raise TypeError(f"SRUpp: state's {name} is {array!r}; expected an array")
-        B, d = len(c if x is None else x), self.W_q.value.shape[0]
-        array_module(x=x, c=c, memory=memory, memory_mask=memory_mask)
-        check_shape("SRUpp", "state's c", c, (B, len(self.v_f.value)))
-        check_rank_and_width("SRUpp", "state's memory", memory, 3, d)
-        if len(memory) != B:
-            raise ValueError(f"SRUpp: state's memory has shape {memory.shape}; expected a batch of {B}, as x has")
-        check_mask("SRUpp", memory_mask, memory.shape[:2], "state's memory_mask")
-        return c, (memory, memory_mask)
+            return xp.zeros((B, len(self.v_f.value)), dtype), Memory(xp.zeros((B, 0, d), dtype), None, None)
+        check_tuple("SRUpp", "state", state, STATE)
+        check_state("SRUpp", state[:2], {"c": (B, len(self.v_f.value)), "memory": (B, None, d)})
+        c, z, z_mask = state
+        array_module(x=x, c=c, memory=z, memory_mask=z_mask)
+        check_mask("SRUpp", z_mask, z.shape[:2], "state's memory_mask")
+        if not self.attention:
+            return c, Memory(z, None, None)
+        return c, Memory.of(z if dtype is None else z.astype(dtype, copy=False), z_mask)
 
-    def _slots_after(self, cache):
-        M, T = cache.memory.z.shape[1], len(cache.xs)
-        return M + T if self.memory is None else self.memory
-
-    def _check_upstream(self, upstream, y_shape, slots):
+    def _check_upstream(self, upstream, y_shape, attention):
         """dy, dc, dmemory, each None for zero. Raises as Recurrent.check_upstream does."""
-        dy, dstate = split_upstream(upstream)
+        (T, _, d), M, (B, _, h) = attention.zs.shape, attention.memory.z.shape[1], y_shape
+        slots = M + T if self.memory is None else self.memory
+        dy, (dc, dmemory, _) = split_upstream(upstream, "SRUpp", STATE)
         if dy is not None:
             check_shape("SRUpp", "dy", dy, y_shape)
-        if dstate is None:
-            return dy, None, None
-        if not isinstance(dstate, tuple | list) or len(dstate) != 3:
-            came = f"{len(dstate)} entries" if isinstance(dstate, tuple | list) else type(dstate).__name__
-            raise ValueError(f"SRUpp: dstate is {came}; expected a tuple (dc, dmemory, None)")
-        dc, dmemory, _ = dstate
-        if dc is not None:
-            check_shape("SRUpp", "dstate's c", dc, (y_shape[0], y_shape[2]))
-        if dmemory is not None:
-            check_shape("SRUpp", "dstate's memory", dmemory, (y_shape[0], slots, self.W_q.value.shape[0]))
+        check_state("SRUpp", (dc, dmemory), {"c": (B, h), "memory": (B, slots, d)}, "dstate")
         return dy, dc, dmemory
+
+    def _memory_backward(self, dzs, dmemory0, dmemory, taken, attention):
+        """dzs, and the gradient of the memory as it was given: with what the next memory owes both."""
+        memory = attention.memory
+        if not self.attention:
+            return dzs, array_module(dzs).zeros_like(memory.z)               # it was not looked at
+        if dmemory is not None:
+            dkept, dnew = next_memory_backward(dmemory, taken, memory.z.shape[1], len(dzs))
+            dmemory0 += dkept
+            dzs += dnew.transpose(1, 0, 2)
+        return dzs, memory.spread(dmemory0)
 
     # ---- step by step ------------------------------------------------------------------------------------
 
@@ -328,10 +370,11 @@ class SRUpp(Recurrent):
         """(c, KeysAndValues of the memory) for `step`; (None, None) at the beginning."""
         if state is None:
             return None, None
-        c, memory = self._split_state(state)
-        if not self.attention or not memory[0].shape[1]:
+        check_tuple("SRUpp", "state", state, STATE)
+        check_state("SRUpp", state[:1], {"c": (None, len(self.v_f.value))})
+        c, memory = self._split_state(state, state[0])
+        if not self.attention or not memory.z.shape[1]:
             return c, None
-        memory = Memory.of(*memory)
         Q = memory.z @ self.W_q.value
         keys, values = (self._heads(Q @ W.value) for W in (self.W_k, self.W_v))
         return c, KeysAndValues(keys, values, memory.mask, self.window)
@@ -360,5 +403,14 @@ class SRUpp(Recurrent):
         W_o, *rest = self._weights()
         u = N @ W_o
         c = array_module(u).zeros((len(x), len(self.v_f.value)), u.dtype) if c is None else c
-        (h, c), _ = sru_step(u, x, c, *rest, self.scale, self.activation)
+        (h, c), _ = sru_cell(u, x, c, *rest, self.scale, self.activation)
         return h if self.output_norm is None else self.output_norm(h), (c, seen)
+
+
+def _through(norm, x):
+    """norm.forward(x), or x itself where there is no norm."""
+    return (x, None) if norm is None else norm.forward(x)
+
+
+def _through_backward(norm, dy, cache):
+    return dy if norm is None else norm.backward(dy, cache)

@@ -47,11 +47,11 @@ class FeedForward(Layer):
         a, activation_cache = ACTIVATIONS[self.activation].forward(z)        # (N, d_hidden)
         y = matmul(a, self.W_2.value)
         y += self.b_2.value
-        return y.reshape(x.shape), (rows, a, (activation_cache, x.shape))
+        return y.reshape(x.shape), (rows, a, activation_cache, x.shape)
 
     def backward(self, dy, cache):
         """da = dy W_2^T, dz = g'(z) da, dx = dz W_1^T; the weights' gradients over every position."""
-        rows, a, (activation_cache, shape) = cache
+        rows, a, activation_cache, shape = cache
         check_shape("FeedForward", "dy", dy, shape)
         drows = dy.reshape(rows.shape)
         self.W_2.grad += a.T @ drows
@@ -67,50 +67,68 @@ class FeedForward(Layer):
 
 class _ResidualCache(NamedTuple):
     norm: Any
-    inner: Any
+    part: Any
     drop: Any
 
 
-class _Block(Layer):
-    """What both kinds of layer share: residuals around their parts, with the layer norm behind the sum or before f.
+class _NormedResidual:
+    """A residual around a part f, with the layer norm after the sum or before f:
 
         post (Vaswani et al. 2017, BERT):   y = norm(x + drop(f(x)))
         pre  (Xiong et al. 2020):           y = x + drop(f(norm(x)))
     """
 
-    def _residual(self, x, norm, f, rng):
-        """(y, cache); f(x) -> (f, its cache)."""
-        norm_cache = None
-        n = x
-        if self.norm == "pre":
-            n, norm_cache = norm.forward(x)
-        inner, inner_cache = f(n)
-        inner, drop_cache = self.drop.forward(inner, rng=rng)
-        y = apply(array_module(x).add, x, inner)
-        if self.norm == "post":
-            y, norm_cache = norm.forward(y)
-        return y, _ResidualCache(norm_cache, inner_cache, drop_cache)
+    def __init__(self, part, norm, block):
+        self.part, self.norm, self.drop, self.place = part, norm, block.drop, block.norm
 
-    def _residual_backward(self, dy, norm, f_backward, cache):
-        """dx; f_backward(df, its cache) -> dx of f."""
-        if self.norm == "post":
-            dy = norm.backward(dy, cache.norm)
-        df = f_backward(self.drop.backward(dy, cache.drop), cache.inner)
-        if self.norm == "pre":
-            df = norm.backward(df, cache.norm)
-        return apply(array_module(dy).add, dy, df)
+    def forward(self, x, *memory, rng=None, **settings):
+        n, norm_cache = self.norm.forward(x) if self.place == "pre" else (x, None)
+        f, part_cache = self.part.forward(n, *memory, rng=rng, **settings)
+        f, drop_cache = self.drop.forward(f, rng=rng)
+        y = apply(array_module(x).add, x, f)
+        if self.place == "post":
+            y, norm_cache = self.norm.forward(y)
+        return y, _ResidualCache(norm_cache, part_cache, drop_cache)
+
+    def backward(self, dy, cache):
+        """(dx, and what else the part's backward returns)."""
+        if self.place == "post":
+            dy = self.norm.backward(dy, cache.norm)
+        returned = self.part.backward(self.drop.backward(dy, cache.drop), cache.part)
+        dn, *others = returned if isinstance(returned, tuple) else (returned,)
+        if self.place == "pre":
+            dn = self.norm.backward(dn, cache.norm)
+        return apply(array_module(dy).add, dy, dn), *others
+
+
+class _OnRows:
+    """MultiHeadAttention on the rows of the real positions: it alone needs the positions in their places."""
+
+    def __init__(self, attention, mask):
+        self.attention, self.mask = attention, mask
+
+    def forward(self, n, *memory, rng=None, **settings):
+        y, cache = self.attention.forward(_placed(n, self.mask), *memory, rng=rng, **settings)
+        return _rows(y, self.mask), cache
+
+    def backward(self, dy, cache):
+        returned = self.attention.backward(_placed(dy, self.mask), cache)
+        dquery, *dmemory = returned if isinstance(returned, tuple) else (returned,)
+        return _rows(dquery, self.mask), *dmemory
+
+
+class _Block(Layer):
+    """What the encoder's and the decoder's layer share."""
 
     def _setting(self, norm, dropout):
         check_choice(type(self).__name__, "norm", norm, NORMS)
         self.norm, self.drop = norm, Dropout(dropout)
 
-    def _attend(self, n, mask, **settings):
-        """(self-attention of the rows n, its cache): it alone needs the positions in their places."""
-        y, cache = self.attention.forward(_placed(n, mask), mask=mask, **settings)
-        return _rows(y, mask), cache
+    def _self_attention(self, mask):
+        return _NormedResidual(_OnRows(self.attention, mask), self.attention_norm, self)
 
-    def _attend_backward(self, mask):
-        return lambda dy, cache: _rows(self.attention.backward(_placed(dy, mask), cache), mask)
+    def _feed_forward(self):
+        return _NormedResidual(self.feed_forward, self.feed_forward_norm, self)
 
     def _check_input(self, x, mask):
         name = type(self).__name__
@@ -144,7 +162,7 @@ class TransformerEncoderLayer(_Block):
     """Self-attention, then the feed-forward layer, each with a residual and a layer norm.
 
     attention, attention_norm, feed_forward, feed_forward_norm: the parts
-    norm       "post", behind each sum (as BERT), or "pre", before each part
+    norm       "post", after each sum (as BERT), or "pre", before each part
     dropout    of each part's output;  attention_dropout: of the attention weights
 
     forward(x (B, L, d), mask=None, rng=None) -> y (B, L, d), cache; mask (B, L). At a padded position y and dx are 0
@@ -164,18 +182,16 @@ class TransformerEncoderLayer(_Block):
     def forward(self, x, mask=None, rng=None):
         array_module(x=x, mask=mask, W_q=self.attention.W_q.value)
         self._check_input(x, mask)
-        rows, attention_cache = self._residual(
-            _rows(x, mask), self.attention_norm, lambda n: self._attend(n, mask, rng=rng), rng)
-        rows, feed_cache = self._residual(rows, self.feed_forward_norm, self.feed_forward.forward, rng)
-        return _placed(rows, mask), (attention_cache, feed_cache, (mask, x.shape))
+        rows, attention_cache = self._self_attention(mask).forward(_rows(x, mask), mask=mask, rng=rng)
+        rows, feed_cache = self._feed_forward().forward(rows, rng=rng)
+        return _placed(rows, mask), (attention_cache, feed_cache, mask, x.shape)
 
     def backward(self, dy, cache):
-        attention_cache, feed_cache, (mask, shape) = cache
+        attention_cache, feed_cache, mask, shape = cache
         check_shape("TransformerEncoderLayer", "dy", dy, shape)
-        drows = self._residual_backward(
-            _rows(dy, mask), self.feed_forward_norm, self.feed_forward.backward, feed_cache)
-        return _placed(self._residual_backward(
-            drows, self.attention_norm, self._attend_backward(mask), attention_cache), mask)
+        drows, = self._feed_forward().backward(_rows(dy, mask), feed_cache)
+        drows, = self._self_attention(mask).backward(drows, attention_cache)
+        return _placed(drows, mask)
 
 
 def _shareable(shared, **wanted):
@@ -238,30 +254,18 @@ class TransformerDecoderLayer(_Block):
         check_rank_and_width("TransformerDecoderLayer", "memory", memory, 3, x.shape[2])
         if memory_mask is not None:
             check_mask("TransformerDecoderLayer", memory_mask, memory.shape[:2], "memory_mask")
-
-        def cross(n):
-            y, cache = self.cross_attention.forward(_placed(n, mask), memory, mask=memory_mask, rng=rng)
-            return _rows(y, mask), cache
-
-        rows, attention_cache = self._residual(
-            _rows(x, mask), self.attention_norm, lambda n: self._attend(n, mask, causal=True, rng=rng), rng)
-        rows, cross_cache = self._residual(rows, self.cross_attention_norm, cross, rng)
-        rows, feed_cache = self._residual(rows, self.feed_forward_norm, self.feed_forward.forward, rng)
+        rows, attention_cache = self._self_attention(mask).forward(_rows(x, mask), mask=mask, causal=True, rng=rng)
+        rows, cross_cache = self._cross_attention(mask).forward(rows, memory, mask=memory_mask, rng=rng)
+        rows, feed_cache = self._feed_forward().forward(rows, rng=rng)
         return _placed(rows, mask), _DecoderCache(attention_cache, cross_cache, feed_cache, mask, x.shape)
 
     def backward(self, dy, cache):
         attention_cache, cross_cache, feed_cache, mask, shape = cache
         check_shape("TransformerDecoderLayer", "dy", dy, shape)
-        found = []
+        drows, = self._feed_forward().backward(_rows(dy, mask), feed_cache)
+        drows, dmemory = self._cross_attention(mask).backward(drows, cross_cache)
+        drows, = self._self_attention(mask).backward(drows, attention_cache)
+        return _placed(drows, mask), dmemory
 
-        def cross_backward(dn, inner_cache):
-            dquery, dmemory = self.cross_attention.backward(_placed(dn, mask), inner_cache)
-            found.append(dmemory)
-            return _rows(dquery, mask)
-
-        drows = self._residual_backward(
-            _rows(dy, mask), self.feed_forward_norm, self.feed_forward.backward, feed_cache)
-        drows = self._residual_backward(drows, self.cross_attention_norm, cross_backward, cross_cache)
-        drows = self._residual_backward(
-            drows, self.attention_norm, self._attend_backward(mask), attention_cache)
-        return _placed(drows, mask), found[0]
+    def _cross_attention(self, mask):
+        return _NormedResidual(_OnRows(self.cross_attention, mask), self.cross_attention_norm, self)

@@ -1,1 +1,1 @@
-"""Everything that measures: `python tasks/bench` or `python -m tasks.bench`."""
+"""Everything that measures speed: `python tasks/bench` or `python -m tasks.bench`."""

@@ -1,8 +1,8 @@
-"""How tasks/bench.py --device gpu measures: CUDA events, the card's own rates, a time limit, memory given back.
+"""How the bench measures on a GPU: CUDA events, the card's own rates, a time limit, memory released.
 
-CuPy's and PyTorch's work runs on the legacy default stream both. Between the calls of a side lies one event each, and
-the host waits for the last one alone: a call's time is that between two events, so that where the host is quicker than
-the card it is the card's, and else the host's launches. The median counts.
+CuPy and PyTorch both run on the legacy default stream. An event is recorded after each call, and the host waits for the
+last one only: a call's time is that between two events. Where the host is faster than the card it is the card's time,
+else that of the host's launches. The median counts.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import importlib
 import itertools
 import os
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from minigrad.backend import card, module_of_device, to_device
 from minigrad.kernels import sru
 from tasks.bench.measure import UNSTEADY
 
-WARM_UP, MOST_WARM_UP = 3, 10      # calls that are not timed, at least, and while they still become quicker
+WARM_UP, MOST_WARM_UP = 3, 10      # calls that are not timed, at least, and while they still become faster
 LEAST_CALLS, MOST_SECONDS = 5, 4.0                                           # of a side
 VARIABLES = ("CUPY_TF32", "NVIDIA_TF32_OVERRIDE", "CUPY_ACCELERATORS", "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM",
              "CUDA_LAUNCH_BLOCKING", "MINIGRAD_KERNELS")                     # of the environment, that change figures
@@ -47,11 +46,8 @@ class GpuTiming(NamedTuple):
 class CupyClock:
     """mark() -> an event on CuPy's current stream."""
 
-    def __init__(self):
-        self.cuda = module_of_device("gpu").cuda
-
     def mark(self):
-        event = self.cuda.Event()
+        event = module_of_device("gpu").cuda.Event()
         event.record()
         return event
 
@@ -59,29 +55,26 @@ class CupyClock:
         mark.synchronize()
 
     def ms(self, first, second):
-        return self.cuda.get_elapsed_time(first, second)
+        return module_of_device("gpu").cuda.get_elapsed_time(first, second)
 
 
-class TorchClock:
+class TorchClock(CupyClock):
     """The same on PyTorch's."""
 
     def __init__(self, torch):
-        self.Event = torch.cuda.Event
+        self.torch = torch
 
     def mark(self):
-        event = self.Event(enable_timing=True)
+        event = self.torch.cuda.Event(enable_timing=True)
         event.record()
         return event
-
-    def wait(self, mark):
-        mark.synchronize()
 
     def ms(self, first, second):
         return first.elapsed_time(second)
 
 
 class HostClock:
-    """For PyTorch on the CPU, where nothing is behind."""
+    """For PyTorch on the CPU, where every call is finished when it returns."""
 
     mark = staticmethod(time.perf_counter)
 
@@ -107,89 +100,65 @@ def measure(call, clock, repeats):
         marks.append(clock.mark())
     clock.wait(marks[-1])
     ms = [clock.ms(first, second) for first, second in itertools.pairwise(marks)]
-    median = statistics.median(ms)
-    low, high = np.quantile(ms, [0.25, 0.75])
-    return GpuTiming(median, min(ms), float(high - low) / max(median, 1e-9), calls)
+    low, median, high = np.quantile(ms, [0.25, 0.5, 0.75]).tolist()
+    return GpuTiming(median, min(ms), (high - low) / max(median, 1e-9), calls)
 
 
 # ---- the card's rates ------------------------------------------------------------------------------------
 
 def rates(settings):
     """{copy TB/s, float32 product TFLOP/s, microseconds a launch of a kernel of ours and of cupy.dot}."""
-    clock, repeats = CupyClock(), settings["repeats"]
-    copied, n = settings["copy_bytes"], settings["matrix"]
-    free, _ = module_of_device("gpu").cuda.runtime.memGetInfo()
+    clock, repeats, xp = CupyClock(), settings["repeats"], module_of_device("gpu")
+    copied, n, calls = settings["copy_bytes"], settings["matrix"], settings["launch_calls"]
+    free, _ = xp.cuda.runtime.memGetInfo()
     while 3 * copied > free:
         copied //= 2
     if 4 * 3 * 4 * n * n > free:
         n //= 2
-    found = {"copy_bytes": copied, "matrix": n, "copy_tb_s": 2e-9 * copied / copying(copied, clock, repeats)}
+
+    def copying():
+        source, target = xp.zeros(copied // 4, "float32"), xp.empty(copied // 4, "float32")
+        return measure(lambda: xp.copyto(target, source), clock, repeats).ms
+
+    def product():
+        """(n, n) @ (n, n) of random numbers: equal ones take less power, and less time."""
+        rng = np.random.default_rng(0)
+        a, b = (to_device(rng.standard_normal((n, 1), "float32"), "gpu") * to_device(
+            rng.standard_normal((1, n), "float32"), "gpu") for _ in range(2))
+        out = xp.empty((n, n), "float32")
+        return measure(lambda: xp.matmul(a, b, out=out), clock, repeats).ms
+
+    def launch_us(launch):
+        return 1e3 * measure(lambda: [launch() for _ in range(calls)], clock, LEAST_CALLS).ms / calls
+
+    found = {"copy_bytes": copied, "matrix": n, "copy_tb_s": 2e-9 * copied / copying()}    # as many read as written
     release()
-    found["product_tflop_s"] = 2e-9 * n**3 / product(n, clock, repeats)
+    found["product_tflop_s"] = 2e-9 * n**3 / product()
     release()
-    return {**found, "kernel_us": launch(clock, settings["launch_calls"]), "dot_us": dot(clock, settings)}
-
-
-def copying(size, clock, repeats):
-    """Milliseconds of a copy of `size` bytes on the card: as many are read as written."""
-    xp = module_of_device("gpu")
-    source, target = xp.zeros(size // 4, "float32"), xp.empty(size // 4, "float32")
-    return measure(lambda: xp.copyto(target, source), clock, repeats).ms
-
-
-def product(n, clock, repeats):
-    """Milliseconds of (n, n) @ (n, n), float32, of random numbers: equal ones take less power, and less time."""
-    xp, rng = module_of_device("gpu"), np.random.default_rng(0)
-    a, b = (to_device(rng.standard_normal((n, 1), "float32"), "gpu") * to_device(
-        rng.standard_normal((1, n), "float32"), "gpu") for _ in range(2))
-    out = xp.empty((n, n), "float32")
-    return measure(lambda: xp.matmul(a, b, out=out), clock, repeats).ms
-
-
-def launch(clock, calls):
-    """Microseconds of a launch of sru_forward on arrays of one number, `calls` of them back to back."""
-    xp, dtype = module_of_device("gpu"), np.dtype("float32")
+    dtype, (B, _, _, h) = np.dtype("float32"), settings["lstm_size"]
     u, x, cs, hs = (xp.zeros(shape, dtype) for shape in [(1, 1, 3), (1, 1, 1), (2, 1, 1), (1, 1, 1)])
     vectors = [xp.zeros(1, dtype) for _ in range(4)]
-    return microseconds(lambda: sru.launch_forward(u, x, vectors, 0, cs, hs), clock, calls)
-
-
-def dot(clock, settings):
-    """Microseconds of cupy.dot of a step of the LSTM's size, (B, h) @ (h, 4h), into memory that is there."""
-    xp, (B, _, _, h) = module_of_device("gpu"), settings["lstm_size"]
-    a, b, out = (xp.zeros(shape, "float32") for shape in [(B, h), (h, 4 * h), (B, 4 * h)])
-    return microseconds(lambda: xp.dot(a, b, out=out), clock, settings["launch_calls"])
-
-
-def microseconds(call, clock, calls):
-    """Of one of many calls back to back."""
-    def all_of_them():
-        for _ in range(calls):
-            call()
-    return 1e3 * measure(all_of_them, clock, LEAST_CALLS).ms / calls
+    a, b, out = (xp.zeros(shape, dtype) for shape in [(B, h), (h, 4 * h), (B, 4 * h)])
+    return {**found, "kernel_us": launch_us(lambda: sru.launch_forward(u, x, vectors, 0, cs, hs)),
+            "dot_us": launch_us(lambda: xp.dot(a, b, out=out))}
 
 
 def the_card():
     """What a figure depends on: {card, multiprocessors, memory, capability, CUDA's versions, CuPy's, VARIABLES}."""
     xp = module_of_device("gpu")
     runtime, properties = xp.cuda.runtime, card()
-    free = runtime.memGetInfo()[0]
+    versions = {"cuda_runtime": runtime.runtimeGetVersion(), "cuda_driver": runtime.driverGetVersion()}
     return {"card": properties["name"],
             "multiprocessors": properties["multiProcessorCount"], "memory_bytes": properties["totalGlobalMem"],
-            "free_bytes": free, "capability": f"{properties['major']}.{properties['minor']}",
-            "cuda_runtime": in_parts(runtime.runtimeGetVersion()), "cuda_driver": in_parts(runtime.driverGetVersion()),
+            "free_bytes": runtime.memGetInfo()[0], "capability": f"{properties['major']}.{properties['minor']}",
+            **{name: f"{version // 1000}.{version % 1000 // 10}" for name, version in versions.items()},
             "cupy": xp.__version__, "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ}}
-
-
-def in_parts(version):
-    """13010 -> "13.1"."""
-    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 # ---- memory and time -------------------------------------------------------------------------------------
 
 def release():
-    """Give what dead arrays held back to the card, so that the next row, and the other library, can have it."""
+    """Return the memory of dead arrays to the card, for the next row and the other library."""
     gc.collect()
     xp = module_of_device("gpu")
     xp.get_default_memory_pool().free_all_blocks()
@@ -222,7 +191,7 @@ def time_limit(seconds):
         signal.signal(signal.SIGALRM, before)
 
 
-def reset_compiler(torch):
-    """After a compilation that was broken off."""
+def reset_compiler():
+    """After a compilation that was interrupted."""
     with contextlib.suppress(Exception):
         importlib.import_module("torch._dynamo").reset()

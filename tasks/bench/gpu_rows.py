@@ -1,11 +1,11 @@
-"""What tasks/bench.py --device gpu measures: minigrad's work on a GPU, and what it is measured against.
+"""The rows of the bench on a GPU: minigrad's work, its least cost, and what it is compared with.
 
 "SRU recurrence" is the two kernel launches alone; "LSTM", "RRALSTM", "SRU" and "SRUpp" are a forward and a backward of
 the layer, "attention" those of functional.softmax_attention; "TSDAE step" and "MNIST step" are whole training steps.
 """
 
 import copy
-import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,16 +14,19 @@ import numpy as np
 from minigrad.backend import module_of_device, to_device
 from minigrad.clipping import grad_norm
 from minigrad.functional import softmax_attention
-from minigrad.kernels import sru, sum_dtype
-from minigrad.layers import SRU
+from minigrad.kernels import sru
+from minigrad.kernels.launch import sum_dtype
+from minigrad.layers import RRALSTM, SRU
+from minigrad.losses import softmax_cross_entropy
 from minigrad.memory import empty
-from tasks import pixel_mnist
-from tasks.bench import gpu_peers as peers, measure as bench_measure, srupp as bench_srupp, tsdae as bench_tsdae
-from tasks.bench.measure import Side
-from tasks.frame import classify
+from minigrad.optim import RMSprop
+from models.classifier import SequenceClassifier
+from tasks.bench import gpu_peers, tsdae
+from tasks.bench.layers import CHECKED, make_layer, make_srupp
+from tasks.bench.measure import Side, our_side, upstream_and_input
+from tasks.bench.peers import rra_in_torch
 
-CHECKED = {"LSTM": 100, "RRALSTM": 100}          # steps compared: RRALSTM is chaotic, see bench.agreeing
-IMAGES = 16                                      # batches of random images, used in turn
+BATCHES, CLASSES = 16, 10                        # of random images, used in turn
 
 
 class Row(NamedTuple):
@@ -32,15 +35,26 @@ class Row(NamedTuple):
     name: str
     size: str               # in words
     ours: Side              # minigrad's, its arrays on the GPU
-    expected: Callable      # expected() -> minigrad's results over the first `steps`, on the host
-    peers: Any = None       # peers(torch, device[, peers.COMPILED], steps=None) -> [Side]; None: there are none
+    bytes: int              # at least read and written: every input once, every output once
+    flops: int              # of the matrix products, 2 m n k each; elementwise operations are not counted
+    expected: Any = None    # expected() -> minigrad's results over the steps that are compared, on the host
+    peers: Callable | None = None   # peers(torch, device[, gpu_peers.COMPILED], steps=None) -> [Side]; None: no peers
     steps: Any = None       # that are compared; None: all
+
+
+def product_flops(parameters, positions):
+    """Forward and backward of x W at that many positions: 6 for each entry of each matrix."""
+    return 6 * positions * sum(parameter.value.size for parameter in parameters if parameter.value.ndim == 2)
+
+
+def bytes_of(parameters):
+    return sum(parameter.value.nbytes for parameter in parameters)
 
 
 # ---- the rows, in the order of their importance ----------------------------------------------------------
 
 def recurrence(settings):
-    """The launches of the recurrence, forward and backward, on arrays that are there."""
+    """The launches of the recurrence, forward and backward, on arrays that exist already."""
     L, B, d = settings["sru_size"]
     rng, xp, dtype = np.random.default_rng(0), module_of_device("gpu"), np.dtype("float32")
 
@@ -57,44 +71,47 @@ def recurrence(settings):
     def call():
         sru.launch_forward(u, x, vectors, 0, cs, hs)
         sru.launch_backward(u, x, vectors, 0, cs, dh, 0, 0, du, dx, dc0, sums)
+    forward, backward = (u, x, *vectors, cs, hs), (u, x, *vectors, cs, dh, du, dx, dc0, sums)
     return Row("SRU recurrence", f"L={L} B={B} d=h={d}, the two launches alone",
-               Side("SRU recurrence", "minigrad", "", call, None, (), None), dict)
+               Side("SRU recurrence", "minigrad", "", call, None), sum(a.nbytes for a in (*forward, *backward)), 0)
 
 
-def layer_row(name, size, layer, x, dy, of_peers):
+def layer_row(size, layer, x, dy, of_peers, more_flops=0):
     """Forward and backward of a layer; of_peers(torch, layer, x, dy, device[, name]) -> [Side]."""
-    on_gpu, steps = copy.deepcopy(layer).to_device("gpu"), CHECKED.get(name)
+    name = type(layer).__name__
+    on_gpu, steps, parameters = copy.deepcopy(layer).to_device("gpu"), CHECKED.get(name), list(layer.parameters())
 
     def ours(steps):
-        return bench_measure.our_side(on_gpu, *to_device((x[:, :steps], dy[:, :steps]), "gpu"), (), None)
+        return our_side(on_gpu, *to_device((x[:, :steps], dy[:, :steps]), "gpu"))
 
     def theirs(torch, device, *name, steps=None):
         return of_peers(torch, layer, x[:, :steps], dy[:, :steps], device, *name)
-    return Row(name, size, ours(None), lambda: ours(steps).result(), theirs, steps)
+    return Row(name, size, ours(None), 2 * (x.nbytes + dy.nbytes + bytes_of(parameters)),
+               product_flops(parameters, x[..., 0].size) + more_flops, lambda: ours(steps).result(), theirs, steps)
 
 
 def lstm(settings):
     B, T, d, h = settings["lstm_size"]
-    return layer_row("LSTM", f"B={B} T={T} d={d} h={h}", bench_measure.make_layer("LSTM", d, h, None),
-                     *bench_measure.upstream_and_input(B, T, d, h), peers.lstm_sides)
+    return layer_row(f"B={B} T={T} d={d} h={h}", make_layer("LSTM", d, h), *upstream_and_input(B, T, d, h),
+                     gpu_peers.lstm_sides)
 
 
 def rralstm(settings):
     (B, T, d, h), K = settings["lstm_size"], settings["window"]
-    return layer_row("RRALSTM", f"B={B} T={T} d={d} h={h} K={K}", bench_measure.make_layer("RRALSTM", d, h, K),
-                     *bench_measure.upstream_and_input(B, T, d, h), peers.rra_sides)
+    return layer_row(f"B={B} T={T} d={d} h={h} K={K}", make_layer("RRALSTM", d, h, K), *upstream_and_input(B, T, d, h),
+                     rra_in_torch, 6 * B * T * K * h)
 
 
 def sru_layer(settings):
     L, B, d = settings["sru_size"]
-    return layer_row("SRU", f"L={L} B={B} d=h={d}", SRU(d, d, rng=1, dtype="float32"),
-                     *bench_srupp.upstream_and_input(L, B, d), peers.sru_sides)
+    return layer_row(f"L={L} B={B} d=h={d}", SRU(d, d, rng=1, dtype="float32"), *upstream_and_input(B, L, d, d),
+                     gpu_peers.sru_sides)
 
 
 def srupp(settings):
     L, B, d, p = settings["srupp_size"]
-    return layer_row("SRUpp", f"L={L} B={B} d=h={d} d'={p}, one head, causal", bench_srupp.make_srupp(d, p),
-                     *bench_srupp.upstream_and_input(L, B, d), peers.srupp_sides)
+    return layer_row(f"L={L} B={B} d=h={d} d'={p}, one head, causal", make_srupp(d, p), *upstream_and_input(B, L, d, d),
+                     gpu_peers.srupp_sides, 6 * B * L * (L + 1) * p)         # the scores and A of the pairs seen
 
 
 def attention(settings):
@@ -109,54 +126,53 @@ def attention(settings):
         return A, *softmax_attention.backward(dA, cache)
 
     def result():
-        return to_device(dict(zip(peers.ATTENTION_NAMES, call())), "cpu")
+        return to_device(dict(zip(gpu_peers.ATTENTION_NAMES, call())), "cpu")
     return Row("attention", f"B={B} heads={heads} L={L} d={d}, softmax_attention of q, k, v",
-               Side("attention", "minigrad", "", call, result, (), None), result,
-               lambda torch, *device_and_name: peers.attention_sides(torch, arrays, *device_and_name))
+               Side("attention", "minigrad", "", call, result), 8 * q.nbytes, 6 * 2 * B * L * L * d, result,
+               lambda torch, *device_and_name: gpu_peers.attention_sides(torch, arrays, *device_and_name))
 
 
 def tsdae_step(settings):
-    """A training step of TSDAE: forward, backward, AdamW. The batch is there, and where its targets are."""
+    """A training step of TSDAE: forward, backward, AdamW. The batch is on the GPU, and where its targets are.
+
+    Bytes: parameters and both moments are read and written, gradients written. Flops: those of the layers' matrices at
+    real positions and of the vocabulary at the targets, without the attention's scores.
+    """
     size = settings["tsdae_size"]
-    model, data = bench_tsdae.make_model(size), bench_tsdae.make_batch(size)
-    batch = to_device((*data, model.predicted_places(data[3])), "gpu")
-    ours = bench_tsdae.our_step(copy.deepcopy(model).to_device("gpu"), batch, (), None)
-    how = model, data, bench_tsdae.OPTIMIZER
-    return Row("TSDAE step", bench_tsdae.in_words(size, data), ours, ours.result,
-               lambda torch, *device_and_name: peers.tsdae_sides(torch, *how, *device_and_name))
-
-
-def mnist_settings(settings):
-    """The settings of `tasks/pixel_mnist.py --paper` of that size."""
-    B, stride, h = settings["mnist_size"]
-    return pixel_mnist.parse(["--paper", "--batch-size", str(B), "--hidden", str(h), "--stride", str(stride),
-                              "--window", str(settings["window"])])
+    model, data = tsdae.make_model(size), tsdae.make_batch(size)
+    *batch, places = to_device((*data, model.predicted_places(data[3])), "gpu")
+    units = tsdae.units_of(data)
+    ours = tsdae.training_step(copy.deepcopy(model).to_device("gpu"), batch, units, places)
+    targets = int(data[3][:, 1:].sum())
+    flops = product_flops(model.encoder.words.parameters(), targets) + product_flops(
+        [p for name, p in model.named_parameters() if ".layers." in name and "cross" not in name],
+        int(data[1].sum()) + targets)
+    return Row(tsdae.STEP, tsdae.in_words(size, data), ours, 7 * bytes_of(model.parameters()), flops, ours.result,
+               lambda torch, *device_and_name: gpu_peers.tsdae_sides(torch, model, data, units, *device_and_name))
 
 
 def mnist_step(settings):
-    """A training step of tasks/pixel_mnist.py --paper with RRA, on random images."""
-    how = mnist_settings(settings)
-    B, (T, d) = how["batch_size"], pixel_mnist.shape_of(how)
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (IMAGES * B, pixel_mnist.SIDE, pixel_mnist.SIDE), "uint8")
-    batches = pixel_mnist.ImageBatches(images, rng.integers(0, pixel_mnist.CLASSES, IMAGES * B),
-                                       pixel_mnist.Form(how, None), B, 0)
-    model = pixel_mnist.build(how, "rra").to_device("gpu")
-    optimizer, taken = classify.optimizer_of(how, model.parameters()), iter(range(1 << 62))
-    call = functools.partial(train_on_images, model, optimizer, batches, taken)
-    return Row("MNIST step", f"B={B} T={T} d={d} h={how['hidden']} K={how['window']}, random images",
-               Side("MNIST step", "minigrad", "", call, None, (), None), dict)
+    """A training step of pixel MNIST's classifier with RRALSTM in the paper's setting, on random images.
 
+    The batch is moved to the GPU; then forward, backward, the gradient's norm (for the log), RMSprop.
+    """
+    (B, T, h), K, rng = settings["mnist_size"], settings["window"], np.random.default_rng(0)
+    batches = itertools.cycle([(rng.random((B, T, 1), "float32"), rng.integers(0, CLASSES, B)) for _ in range(BATCHES)])
+    cell = RRALSTM(1, h, K, forget_bias=0.0, rng=1, dtype="float32")
+    model = SequenceClassifier(cell, h, CLASSES, rng=2, dtype="float32").to_device("gpu")
+    optimizer, parameters = RMSprop(model.parameters(), lr=1e-3), list(model.parameters())
 
-def train_on_images(model, optimizer, batches, taken):
-    """One step, as minigrad.train.Trainer takes it: the batch moved there, forward, backward, the norm, RMSprop. (The
-    paper's setting does not clip: the norm is for the log.)"""
-    batch = to_device(batches[next(taken)], "gpu")
-    optimizer.zero_grad()
-    loss = classify.forward_backward(model, batch, None)
-    norm = grad_norm(model.parameters())
-    optimizer.step()
-    return loss, norm
+    def call():
+        x, labels = to_device(next(batches), "gpu")
+        optimizer.zero_grad()
+        logits, cache = model.forward(x)
+        _, loss_cache = softmax_cross_entropy.forward(logits, labels)
+        model.backward(softmax_cross_entropy.backward(1.0, loss_cache), cache)
+        grad_norm(parameters)
+        optimizer.step()
+    return Row("MNIST step", f"B={B} T={T} d=1 h={h} K={K}, random images",
+               Side("MNIST step", "minigrad", "", call, None), 4 * B * T + 5 * bytes_of(parameters),
+               product_flops(cell.parameters(), B * T) + 6 * B * T * K * h)
 
 
 ROWS = {"SRU recurrence": recurrence, "LSTM": lstm, "RRALSTM": rralstm, "SRU": sru_layer, "SRUpp": srupp,

@@ -1,8 +1,8 @@
-"""What tasks/bench.py measures SRU++ against: its equations in PyTorch eager, written well, and the official module.
+"""SRU++ in PyTorch eager, written well, and the official module.
 
-Written well means: the attention in one of two ways, both measured, its mask made beforehand; U of all steps is one
-product before the loop, time first, taken apart by `unbind`; the loop has three operations a step (addcmul and sigmoid
-for f, lerp for c), none of which makes its backward sum over the batch; r and h of all steps at once follow.
+Written well means: time first; the attention in one of two ways, its mask made beforehand; U of all steps is one
+product before the loop, taken apart by `unbind`; the loop has three operations a step (addcmul and sigmoid for f, lerp
+for c), none of which makes its backward sum over the batch; r and h of all steps at once follow.
 """
 
 import functools
@@ -14,18 +14,18 @@ from importlib import metadata
 import numpy as np
 
 from tasks.bench.measure import Side
-from tasks.bench.peers import Peer, torch_eager, torch_limit
+from tasks.bench.peers import EAGER, torch_eager
 
 OFFICIAL = "3.0.0.dev6"            # the only release of `sru` that has SRU++
 
 
 def parameters_of(layer):
-    """{name: array} of an SRUpp with attention, layer norm and d = h, in the order of `torch_srupp`'s arguments."""
+    """{name: array}; of an SRUpp with attention, layer norm and d = h in the order of `torch_srupp`'s arguments."""
     return {name: parameter.value for name, parameter in layer.named_parameters()}
 
 
 def causal_mask(torch, L, like):
-    """(L, L), 0 where a key may be seen and -inf where it lies ahead: to be added to the scores."""
+    """(L, L) to be added to the scores: 0 where a key may be seen, -inf where it is later than the query."""
     return torch.full((L, L), -math.inf, dtype=like.dtype, device=like.device).triu(1)
 
 
@@ -38,35 +38,24 @@ def matmul_attention(torch, mask, q, k, v):
 
 
 def fused_attention(torch, mask, q, k, v):
-    """The same by scaled_dot_product_attention, whose CPU kernel never forms the scores as a whole."""
+    """The same by scaled_dot_product_attention, whose CPU kernel never forms all scores at once."""
     q, k, v = (rows[:, None] for rows in (q, k, v))                          # one head
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
 
 
-def one_product(torch, n, W_o, b_f, b_r):
+def input_product(torch, n, W_o, b_f, b_r):
     """u0, u1 + b_f, u2 + b_r of every step, (L, B, h) each, by one (L B, d') @ (d', 3h) product."""
     (L, B, p), h = n.shape, len(b_f)
     bias = torch.cat([torch.zeros_like(b_f), b_f, b_r])
     return torch.addmm(bias, n.reshape(L * B, p), W_o).view(L, B, 3 * h).split(h, dim=2)
 
 
-def three_blocks(torch, n, W_o, b_f, b_r):
-    """The same with each slice contiguous: (L B, d') @ (3, d', h)."""
-    (L, B, p), h = n.shape, len(b_f)
-    bias = torch.stack([torch.zeros_like(b_f), b_f, b_r])[:, None]
-    rows = n.reshape(1, L * B, p).expand(3, L * B, p)
-    return torch.baddbmm(bias, rows, W_o.view(p, 3, h).transpose(0, 1)).view(3, L, B, h).unbind(0)
-
-
-def torch_srupp(torch, attention, products, time_first, mask,
-                x, W_q, W_k, W_v, alpha, gain, bias, W_o, v_f, v_r, b_f, b_r):
-    """y of SRUpp with one head, causal, for x and y (L, B, d), or (B, L, d) if not time_first."""
-    turned = functools.partial(torch.transpose, dim0=0, dim1=1)
-    by_batch, by_time = (turned, lambda rows: rows) if time_first else (lambda rows: rows, turned)
+def torch_srupp(torch, attention, mask, x, W_q, W_k, W_v, alpha, gain, bias, W_o, v_f, v_r, b_f, b_r):
+    """y of SRUpp with one head, causal, for x and y (L, B, d)."""
     Q = x @ W_q
-    A = by_batch(attention(torch, mask, *map(by_batch, (Q, Q @ W_k, Q @ W_v))))
+    A = attention(torch, mask, *(rows.transpose(0, 1) for rows in (Q, Q @ W_k, Q @ W_v))).transpose(0, 1)
     N = torch.nn.functional.layer_norm(torch.addcmul(Q, alpha, A), gain.shape, gain, bias)
-    return by_time(torch_recurrence(torch, *products(torch, by_time(N), W_o, b_f, b_r), by_time(x), v_f, v_r))
+    return torch_recurrence(torch, *input_product(torch, N, W_o, b_f, b_r), x, v_f, v_r)
 
 
 def torch_recurrence(torch, u0, u1, u2, x, v_f, v_r):
@@ -82,39 +71,29 @@ def torch_recurrence(torch, u0, u1, u2, x, v_f, v_r):
     return torch.lerp(x, cs[1:], r)                                          # x + r (c - x)
 
 
-WAYS = {f"{attention_name}, {products_name}, {layout}": (attention, products, layout == "time first")
-        for attention_name, attention in [("matmul", matmul_attention), ("SDPA", fused_attention)]
-        for products_name, products in [("one product", one_product), ("three blocks", three_blocks)]
-        for layout in ("time first", "batch first")}
+WAYS = {"matmul": matmul_attention, "SDPA": fused_attention}
 
 
-def srupp_in_torch(torch, layer, x, dy, thread_counts, device="cpu", ways=None, name="PyTorch eager", through=None):
-    """Every way to write SRUpp in PyTorch, or some; through(function): what is to be called in a function's place."""
+def srupp_in_torch(torch, layer, x, dy, device="cpu", name=EAGER, through=lambda function: function):
+    """Both ways to write SRUpp in PyTorch; through(function): what is called in a function's place."""
     mask, sides = causal_mask(torch, x.shape[1], torch.tensor(x, device=device)), []
-    for way in WAYS if ways is None else ways:
-        attention, products, time_first = WAYS[way]
-        function = functools.partial(torch_srupp, torch, attention, products, time_first, mask)
-        call, result = in_layout(torch, function if through is None else through(function), time_first, x, dy,
-                                 parameters_of(layer), device)
-        sides.append(Side("SRUpp", name, way, call, result, thread_counts, torch_limit))
+    for way, attention in WAYS.items():
+        function = through(functools.partial(torch_srupp, torch, attention, mask))
+        call_and_result = time_first(torch, function, x, dy, parameters_of(layer), device)
+        sides.append(Side("SRUpp", name, way, *call_and_result, "torch"))
     return sides
 
 
-def in_layout(torch, function, time_first, x, dy, parameters, device="cpu"):
-    """`torch_eager` of a function of x (L, B, d) if time_first, and of {name: array}; its y and dx are (B, L, ...)."""
-    order = (1, 0, 2) if time_first else (0, 1, 2)
-    x, dy = (np.ascontiguousarray(array.transpose(order)) for array in (x, dy))
+def time_first(torch, function, x, dy, parameters, device="cpu"):
+    """`torch_eager` of a function of x (L, B, d) and of {name: array}; the result's y and dx are (B, L, ...)."""
+    x, dy = (np.ascontiguousarray(array.transpose(1, 0, 2)) for array in (x, dy))
     names = "y", "dx", *(f"d{name}" for name in parameters)
     call, result = torch_eager(torch, function, [x, *parameters.values()], dy, names, device)
-    return call, in_order(result, order)
 
-
-def in_order(result, order):
-    """The same result with y and dx transposed."""
-    def transposed():
+    def batch_first():
         arrays = result()
-        return {**arrays, "y": arrays["y"].transpose(order), "dx": arrays["dx"].transpose(order)}
-    return transposed
+        return {**arrays, "y": arrays["y"].transpose(1, 0, 2), "dx": arrays["dx"].transpose(1, 0, 2)}
+    return call, batch_first
 
 
 # ---- the official module ---------------------------------------------------------------------------------
@@ -151,7 +130,7 @@ def slices_first(W, h):
     return W.reshape(h, 3, p).transpose(2, 1, 0).reshape(p, 3 * h)
 
 
-def official_srupp(sru, layer, x, dy, thread_counts):
+def official_srupp(sru, layer, x, dy):
     """sru.SRUpp of one layer with the layer's parameters, and the causal mask that it wants to be given."""
     torch, values = importlib.import_module("torch"), parameters_of(layer)
     (d, p), h = values["W_q"].shape, len(values["v_f"])
@@ -183,7 +162,4 @@ def official_srupp(sru, layer, x, dy, thread_counts):
         return {"y": y.transpose(1, 0, 2), "dx": dx.transpose(1, 0, 2), "dW_q": dW_q.T, "dW_k": dW_kv[:p].T,
                 "dW_v": dW_kv[p:].T, "dalpha": dalpha, "dnorm.gain": dgain, "dnorm.bias": dbias,
                 "dW_o": slices_first(dW_o, h), "dv_f": dv[:h], "dv_r": dv[h:], "db_f": db[:h], "db_r": db[h:]}
-    return [Side("SRUpp", "official module", f"sru {sru.__version__}", call, result, thread_counts, torch_limit)]
-
-
-PEERS = [Peer("torch", "SRUpp", srupp_in_torch), Peer("sru", "SRUpp", official_srupp, load_official)]
+    return [Side("SRUpp", "official module", f"sru {sru.__version__}", call, result, "torch")]

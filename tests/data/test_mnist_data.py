@@ -73,10 +73,10 @@ GOOD = idx(np.arange(24).reshape(2, 3, 4))
     (GOOD[:2] + b"\x0a\3" + GOOD[4:], "begins with the bytes 00 00 0a 03"),
     (GOOD[:2] + b"\x0d\3" + GOOD[4:], r"holds float32 .code 0d.; expected uint8 .code 08"),
     (GOOD[:4], "ends within its header, after 4 of 16 bytes"), (GOOD[:15], "ends within its header, after 15 of 16"),
-    (GOOD[:-1], "23 bytes behind the header; expected 2 x 3 x 4 = 24"),
-    (GOOD[:16], "0 bytes behind the header; expected 2 x 3 x 4 = 24"),
-    (GOOD + b"x", "25 bytes behind the header; expected 2 x 3 x 4 = 24"),
-    (GOOD[:4] + b"\xff" * 12 + GOOD[16:], "24 bytes behind the header; expected 4294967295 x 4294967295 x 4294967295")])
+    (GOOD[:-1], "23 bytes after the header; expected 2 x 3 x 4 = 24"),
+    (GOOD[:16], "0 bytes after the header; expected 2 x 3 x 4 = 24"),
+    (GOOD + b"x", "25 bytes after the header; expected 2 x 3 x 4 = 24"),
+    (GOOD[:4] + b"\xff" * 12 + GOOD[16:], "24 bytes after the header; expected 4294967295 x 4294967295 x 4294967295")])
 @pytest.mark.parametrize("name", ["a-ubyte", "a-ubyte.gz"])
 def test_a_wrong_file_is_one_line(tmp_path, name, content, sentence):
     path = write(tmp_path / name, content)

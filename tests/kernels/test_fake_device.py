@@ -1,6 +1,7 @@
 """Layers, losses, optimizers, checkpoints, training on the stand-in for CuPy: NumPy's numbers, no hidden transfer."""
 
 import csv
+import dataclasses
 import itertools
 from collections import Counter
 
@@ -26,20 +27,13 @@ from device_parity import (
     tsdae_family,
 )
 from fake_cupy import no_transfers, peek, transfers
-from helpers import assert_close, upstream
+from helpers import assert_close
 
 from minigrad import Parameter
 from minigrad.backend import to_device
 from minigrad.clipping import clip_grad_norm
 from minigrad.data import Vocabulary
 from minigrad.layers import IRNN, LSTM, RNN, RRALSTM, RWA, SRU, URNN, Bidirectional, SinusoidalPositions, SRUpp
-from minigrad.layers.lstm import lstm_step, lstm_step_backward
-from minigrad.layers.rnn import irnn_step, irnn_step_backward, residual_step, residual_step_backward
-from minigrad.layers.rra import rra_step, rra_step_backward
-from minigrad.layers.rwa import rwa_step, rwa_step_backward
-from minigrad.layers.sru import sru_step, sru_step_backward
-from minigrad.layers.srupp import srupp_attention, srupp_attention_backward
-from minigrad.layers.urnn import complex_rows, urnn_step, urnn_step_backward
 from minigrad.tensors import fill_exactly, load_tensors, save_tensors
 from models.regressor import SequenceRegressor
 from tasks import adding, char_lm, clipping
@@ -100,48 +94,19 @@ def test_positions_are_computed_where_x_is():
     assert_close(peek(layer.positions(9, __import__("cupy"))), layer.positions(9), 1e-15)
 
 
-h, d = 3, 4
-STEPS = {          # name: (step, its backward, shapes of the inputs, of what backward is given, of what that reads)
-    "LSTM": (lstm_step, lstm_step_backward, [(B, d), (B, h), (B, h), (d, 4 * h), (h, 4 * h), (4 * h,)], 2, (3, 4)),
-    "RRALSTM": (rra_step, rra_step_backward,
-                [(B, d), (B, 3, h), (B, h), (d, 4 * h), (h, 4 * h), (4 * h,), (2,)], 2, (3, 4, 6)),
-    "RNN, W_f": (residual_step, residual_step_backward,
-                 [(B, d), (B, 2, h), (d, h), (h, h), (h,), (h, h)], 1, (2, 3, 5)),
-    "IRNN": (irnn_step, irnn_step_backward, [(B, d), (B, h), (d, h), (h, h), (h,)], 1, (2, 3)),
-    "RWA": (rwa_step, rwa_step_backward,
-            [(B, d), (B, h), (B, h), (B, h), (d, h), (h,), (d + h, h), (h,), (d + h, h)], 3, (4, 6, 8)),
-    "SRU": (sru_step, sru_step_backward, [(B, 4 * h), (B, h), (B, h), (h,), (h,), (h,), (h,)], 2, (3, 4)),
-    "SRU++": (srupp_attention, srupp_attention_backward,
-              [(B, L, d), (d, h), (h, h), (h, h), (1,)], 1, (1, 2, 3, 4)),
-}
+def plain(case):
+    """The case with fast=False."""
+    def make(dtype, rng):
+        layer = case.make(dtype, rng)
+        layer.fast = False
+        return layer
+    return dataclasses.replace(case, make=make)
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_the_plain_equations_too(name):
-    step, step_backward, shapes, _, read = STEPS[name]
-    inputs = draw(*shapes)
-    out, cache = step(*inputs)
-    douts = [upstream(o) for o in (out if isinstance(out, tuple) else (out,))]
-    expected = out, step_backward(*douts, cache, *(inputs[n] for n in read))
-    inputs, douts = to_device((inputs, douts), "gpu")
-    with no_transfers():
-        out, cache = step(*inputs)
-        got = out, step_backward(*douts, cache, *(inputs[n] for n in read))
-    assert_close(peek(got), expected, 1e-12)
-
-
-def test_the_plain_equations_of_urnn():
-    x, z, *weights = draw((B, d), (B, 2 * h), (h,), (h,), (h,), (2 * h,), (2 * h,), (d, 2 * h), (h,))
-    P = np.array([2, 0, 1])
-
-    def run(x, z, weights, P):
-        out, cache = urnn_step(x, complex_rows(z), *weights, P)
-        return out, urnn_step_backward(out, cache, weights[5], P)
-    expected = run(x, z, weights, P)
-    there = to_device((x, z, weights, P), "gpu")
-    with no_transfers():
-        got = run(*there)
-    assert_close(peek(got), expected, 1e-12)
+@pytest.mark.parametrize("case", [plain(case) for case in TABLE if getattr(case.layer(), "fast", False)],
+                         ids=lambda case: case.name)
+def test_the_equations_as_written_too(case):
+    device_parity.layer_agrees(DEVICE, case)
 
 
 @pytest.mark.parametrize("make", [

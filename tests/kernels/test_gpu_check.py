@@ -1,4 +1,4 @@
-"""tests/gpu_check.sh with stages that are played: what is kept, what the summary says, when it ends; its figures."""
+"""tests/gpu_check.sh with played stages: what is kept, what the summary says, when it ends; its figures."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from pathlib import Path
 
 arguments = sys.argv[1:]
 place = next((name for name, word in {"gpu": "-c", "environment": "describe", "tests": "pytest",
-                                      "bench": "tasks/bench.py", "mnist": "tasks/pixel_mnist.py"}.items()
+                                      "bench": "tasks/bench", "mnist": "tasks/pixel_mnist.py"}.items()
               if word in arguments), None)
 if place is None:
     os.execv(sys.executable, [sys.executable, *arguments])
@@ -257,15 +257,13 @@ def test_figures_of_tests(text, says, tmp_path, capsys):
     assert shown(capsys, "tests", tmp_path / "tests.txt") == says
 
 
-def test_figures_of_a_bench_say_where_a_verdict_stands(tmp_path, capsys):
-    report = {"table": [{"layer": "LSTM", "side": "cuDNN", "verdict": "met"}, {"layer": "SRU", "ms": 3}],
-              "floor": {"MNIST step": {"epoch": {"seconds": 70.5, "verdict": "missed"}}}, "notes": []}
+def test_figures_of_a_bench(tmp_path, capsys):
+    report = {"table": [{"layer": "LSTM", "side": "cuDNN", "verdict": "met"}, {
+        "layer": "MNIST step", "side": "minigrad", "epoch": {"seconds": 70.5, "verdict": "missed"}}],
+        "failed": ["SRU"], "notes": ["torch 2", "LSTM: not reached in 9 s"]}
     (tmp_path / "bench.json").write_text(json.dumps(report), encoding="utf-8")
     assert shown(capsys, "bench", tmp_path / "bench.json") == (
-        "2 rows: 1 met, 1 missed; missed: floor / MNIST step / epoch")
-    report = {"table": [], "failed": ["SRU"], "notes": ["torch 2", "LSTM: not reached in 9 s"]}
-    (tmp_path / "bench.json").write_text(json.dumps(report), encoding="utf-8")
-    assert shown(capsys, "bench", tmp_path / "bench.json") == "0 rows; failed: SRU; not reached: LSTM"
+        "2 rows: 1 met, 1 missed; missed: MNIST step / epoch; failed: SRU; not reached: LSTM")
     (tmp_path / "bench.json").write_text('{"table": []}', encoding="utf-8")
     assert shown(capsys, "bench", tmp_path / "bench.json") == "0 rows"
 

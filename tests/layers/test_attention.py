@@ -1,4 +1,4 @@
-"""softmax_attention against torch autograd, and exact facts: masks, large scores, blocks of queries, what is kept."""
+"""softmax_attention and plain_attention against torch autograd, and exact facts: masks, large scores, blocks."""
 
 from unittest.mock import patch
 
@@ -10,7 +10,7 @@ from oracles import allowed_keys, gradient, pytorch, tensor, torch_attention, to
 
 from minigrad import functional
 from minigrad.backend import asnumpy, to_device, uniform_like
-from minigrad.functional import attention_blocks, softmax_attention, softmax_rows
+from minigrad.functional import attention_blocks, plain_attention, softmax_attention, softmax_rows
 
 
 def draw(front, L, M, e=3, e_v=4, seed=0, dtype="float64"):
@@ -33,10 +33,6 @@ def pair_mask(*shape, seed=1):
 def over_keys(mask, rank):
     """(B, M) -> (B, 1 ..., 1, M), of this rank."""
     return mask.reshape(*mask.shape[:-1], *(1,) * (rank - mask.ndim), mask.shape[-1])
-
-
-def gradients(dA, cache):
-    return softmax_attention.backward(dA, cache)
 
 
 # name: the axes in front, L, M, arguments
@@ -73,55 +69,49 @@ def allowed(front, L, M, keywords):
     return pairs if mask is None else pairs & over_keys(mask, pairs.ndim)
 
 
-@pytest.mark.parametrize("block", [2, 3, 128])
+every_form = pytest.mark.parametrize(("form", "block"), [
+    (softmax_attention, 2), (softmax_attention, 3), (softmax_attention, 128), (plain_attention, 3)],
+    ids=["blocks of 2", "blocks of 3", "one block", "plain"])
+
+
+@every_form
 @pytest.mark.parametrize("name", CASES)
-def test_it_equals_torch_autograd(name, block, monkeypatch):
+def test_it_equals_torch_autograd(name, form, block, monkeypatch):
     monkeypatch.setattr(functional, "QUERY_BLOCK", block)
     front, L, M, keywords = CASES[name]
     q, k, v, dA = draw(front, L, M)
-    A, cache = softmax_attention.forward(q, k, v, **keywords)
+    A, cache = form.forward(q, k, v, **keywords)
     leaves = [tensor(array) for array in (q, k, v)]
     expected = torch_attention(*leaves, allowed(front, L, M, keywords), keywords.get("scale"))
     torch_backward([expected], [dA])
     assert_close(A, expected.detach().numpy())
-    assert_close(gradients(dA, cache), tuple(map(gradient, leaves)))
+    assert_close(form.backward(dA, cache), tuple(map(gradient, leaves)))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_it_equals_torchs_own_attention(causal):
+@pytest.mark.parametrize("keywords", [{}, {"causal": True}, {"mask": pair_mask(3, 1, 6, 6) | np.eye(6, dtype=bool)}],
+                         ids=["", "causal", "mask"])
+def test_it_equals_torchs_own_attention(keywords):
     torch = pytorch()
-    q, k, v, dA = draw((2, 3), 6, 6)
-    A, cache = softmax_attention.forward(q, k, v, causal=causal)
-    leaves = [tensor(array) for array in (q, k, v)]
-    expected = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
+    q, k, v, dA = draw((3, 2), 6, 6)
+    A, cache = softmax_attention.forward(q, k, v, **keywords)
+    leaves, mask = [tensor(array) for array in (q, k, v)], keywords.get("mask")
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *leaves, attn_mask=None if mask is None else torch.tensor(mask), is_causal="causal" in keywords)
     torch_backward([expected], [dA])
     assert_close(A, expected.detach().numpy())
-    assert_close(gradients(dA, cache), tuple(map(gradient, leaves)))
-
-
-def test_it_equals_torchs_own_attention_under_a_mask():
-    torch = pytorch()
-    q, k, v, dA = draw((3, 2), 5, 6)
-    mask = pair_mask(3, 1, 5, 6)
-    mask[..., 0] = True                              # torch's has no answer for a row that sees nothing
-    A, cache = softmax_attention.forward(q, k, v, mask=mask)
-    leaves = [tensor(array) for array in (q, k, v)]
-    expected = torch.nn.functional.scaled_dot_product_attention(*leaves, attn_mask=torch.tensor(mask))
-    torch_backward([expected], [dA])
-    assert_close(A, expected.detach().numpy())
-    assert_close(gradients(dA, cache), tuple(map(gradient, leaves)))
+    assert_close(softmax_attention.backward(dA, cache), tuple(map(gradient, leaves)))
 
 
 # ---- dropout ---------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("block", [2, 128])
+@every_form
 @pytest.mark.parametrize("name", ["four axes", "causal, more keys than queries", "window 3, more keys than queries",
                                   "a mask of keys, causal", "a mask of pairs, window"])
-def test_dropout_equals_torch_with_the_same_mask(name, block, monkeypatch):
+def test_dropout_equals_torch_with_the_same_mask(name, form, block, monkeypatch):
     monkeypatch.setattr(functional, "QUERY_BLOCK", block)
     front, L, M, keywords = CASES[name]
     q, k, v, dA = draw(front, L, M)
-    A, cache = softmax_attention.forward(q, k, v, **keywords, dropout=0.4, rng=np.random.default_rng(3))
+    A, cache = form.forward(q, k, v, **keywords, dropout=0.4, rng=np.random.default_rng(3))
     drop, rng = np.zeros((*front, L, M)), np.random.default_rng(3)
     for rows, keys in attention_blocks(L, M, keywords.get("causal"), keywords.get("window"), functional.QUERY_BLOCK):
         part = drop[..., rows, keys]
@@ -130,7 +120,7 @@ def test_dropout_equals_torch_with_the_same_mask(name, block, monkeypatch):
     expected = torch_attention(*leaves, allowed(front, L, M, keywords), drop=drop)
     torch_backward([expected], [dA])
     assert_close(A, expected.detach().numpy())
-    assert_close(gradients(dA, cache), tuple(map(gradient, leaves)))
+    assert_close(form.backward(dA, cache), tuple(map(gradient, leaves)))
 
 
 def test_without_a_generator_nothing_is_dropped():
@@ -149,7 +139,7 @@ def test_large_scores_pick_the_largest(size, dtype):
     v = np.array([[[1.0], [2.0], [3.0], [4.0]]], dtype)
     A, cache = softmax_attention.forward(q, k, v, scale=1)
     assert_identical(A, np.array([[[2.5], [3.0]]]))
-    dq, dk, dv = gradients(np.ones_like(A), cache)
+    dq, dk, dv = softmax_attention.backward(np.ones_like(A), cache)
     assert_identical(dv, np.array([[[0.5], [0], [1], [0.5]]]))
     assert_close((dq, dk), (np.zeros((1, 2, 1)), np.array([[[-0.75], [0], [0], [0.75]]])))
 
@@ -165,24 +155,15 @@ def test_large_scores_equal_torch(size):
     expected = torch_attention(*leaves, allowed((2, 2), 6, 6, {"mask": mask, "causal": True}), 1)
     torch_backward([expected], [dA])
     assert_close(A, expected.detach().numpy())
-    assert_close(gradients(dA, cache), tuple(map(gradient, leaves)), 1e-11)
-
-
-def test_a_common_shift_of_the_scores_changes_nothing():
-    """A last column of q and k adds the same number to a query's scores: 1e4, with no loss but its own rounding."""
-    q, k, v, _ = draw((2,), 4, 6)
-    shifted_q = np.concatenate([q, np.full((2, 4, 1), 100.0)], axis=2)
-    shifted_k = np.concatenate([k, np.full((2, 6, 1), 100.0)], axis=2)
-    assert_close(softmax_attention.forward(shifted_q, shifted_k, v, scale=1)[0],
-                 softmax_attention.forward(q, k, v, scale=1)[0], 1e-10)
+    assert_close(softmax_attention.backward(dA, cache), tuple(map(gradient, leaves)), 1e-11)
 
 
 # ---- rows that see nothing -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("mask", [
-    np.array([[True] * 6, [False] * 6]), np.zeros((2, 6), bool), np.array([True, False, True, False]).reshape(1, 4, 1),
-    np.zeros((1, 1, 1), bool)], ids=["a sample", "all", "some queries", "one entry for all"])
+    np.array([[True] * 6, [False] * 6]), np.array([True, False, True, False]).reshape(1, 4, 1),
+    np.zeros((1, 1, 1), bool)], ids=["a sample", "some queries", "all"])
 def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(mask, dtype):
     q, k, v, dA = draw((2,), 4, 6, dtype=dtype)
     A, cache = softmax_attention.forward(q, k, v, mask=mask)
@@ -191,11 +172,11 @@ def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(mask, dtype):
     assert blind.any()
     assert not A[blind].any()
     assert not np.concatenate(cache.P, axis=1)[blind].any()
-    dq, dk, dv = gradients(dA, cache)
+    dq, dk, dv = softmax_attention.backward(dA, cache)
     assert not dq[blind].any()
     assert all(np.isfinite(array).all() for array in (A, dq, dk, dv))
     _, seeing = softmax_attention.forward(q, k, v, mask=mask)
-    assert_identical(gradients(np.where(blind[..., None], 0, dA).astype(dtype), seeing), (dq, dk, dv))
+    assert_identical(softmax_attention.backward(np.where(blind[..., None], 0, dA).astype(dtype), seeing), (dq, dk, dv))
 
 
 def test_softmax_of_rows_of_minus_infinity():
@@ -203,32 +184,21 @@ def test_softmax_of_rows_of_minus_infinity():
     assert_identical(softmax_rows(S), np.array([[0, 0], [0, 1], [0.5, 0.5]]))
 
 
-@pytest.mark.parametrize("front", [(3,), (3, 2)])
+@pytest.mark.parametrize("form", [softmax_attention, plain_attention])
+@pytest.mark.parametrize("full_rank", [False, True], ids=["(B, M)", "(B, 1, 1, M)"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_nan_in_a_masked_key_or_value_never_leaks(front, causal):
-    q, k, v, dA = draw(front, 6, 6)
-    mask = key_mask(3, 6)
-    hidden = ~over_keys(mask, len(front) + 2).swapaxes(-1, -2)
-    with_nan = (np.where(hidden, np.nan, array) for array in (k, v))
-    got = softmax_attention.forward(q, *with_nan, mask=mask, causal=causal)
-    expected = softmax_attention.forward(q, k, v, mask=mask, causal=causal)
-    assert_identical(got[0], expected[0])
-    dq, dk, dv = gradients(dA, got[1])
-    assert_identical((dq, dk, dv), gradients(dA, expected[1]))
-    assert not np.broadcast_to(hidden, dk.shape)[dk != 0].any()
-    assert not np.broadcast_to(hidden, dv.shape)[dv != 0].any()
-
-
-def test_nan_never_leaks_through_a_mask_of_keys_of_full_rank():
-    """(B, 1, 1, M) says the same as (B, M)."""
+def test_nan_in_a_masked_key_or_value_never_leaks(causal, full_rank, form):
     q, k, v, dA = draw((3, 2), 6, 6)
     mask = key_mask(3, 6)
     hidden = ~mask[:, None, :, None]
     with_nan = (np.where(hidden, np.nan, array) for array in (k, v))
-    got = softmax_attention.forward(q, *with_nan, mask=mask[:, None, None])
-    expected = softmax_attention.forward(q, k, v, mask=mask)
+    got = form.forward(q, *with_nan, mask=mask[:, None, None] if full_rank else mask, causal=causal)
+    expected = form.forward(q, k, v, mask=mask, causal=causal)
     assert_identical(got[0], expected[0])
-    assert_identical(gradients(dA, got[1]), gradients(dA, expected[1]))
+    dq, dk, dv = form.backward(dA, got[1])
+    assert_identical((dq, dk, dv), form.backward(dA, expected[1]))
+    assert not np.broadcast_to(hidden, dk.shape)[dk != 0].any()
+    assert not np.broadcast_to(hidden, dv.shape)[dv != 0].any()
 
 
 # ---- blocks of queries -----------------------------------------------------------------------------------
@@ -248,7 +218,7 @@ def test_blocks_of_queries_equal_one_block_with_an_explicit_mask(L, before, wind
         A, cache = softmax_attention.forward(q, k, v, mask=mask, causal=True, window=window)
         assert len(cache.P) == -(-L // block)
         assert_close(A, expected, 1e-14)
-        assert_close(gradients(dA, cache), gradients(dA, expected_cache), 1e-13)
+        assert_close(softmax_attention.backward(dA, cache), softmax_attention.backward(dA, expected_cache), 1e-13)
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 200])
@@ -264,7 +234,7 @@ def test_a_block_holds_the_keys_that_its_queries_see_and_no_others(window):
     assert covered == list(range(L))
 
 
-@pytest.mark.parametrize("window", [1, 7, 40])
+@pytest.mark.parametrize("window", [1, 40])
 def test_memory_is_linear_in_L_for_a_window(window):
     def kept(L):
         q, k, v, _ = draw((1,), L, L)
@@ -285,13 +255,8 @@ def test_blocks_on_a_gpu(fake_gpu, window, blocks):
     assert sum(P.size for P in cache.P) <= 2 * L * min(L, 2 * max(window or L, functional.QUERY_BLOCK))
     expected, expected_cache = softmax_attention.forward(*arrays[:3], causal=True, window=window)
     assert_close(asnumpy(A), expected, 1e-13)
-    assert_close(tuple(map(asnumpy, gradients(dA, cache))), gradients(arrays[3], expected_cache), 1e-13)
-
-
-def test_causal_attention_keeps_about_half_of_the_pairs():
-    q, k, v, _ = draw((1,), 1024, 1024)
-    _, cache = softmax_attention.forward(q, k, v, causal=True)
-    assert sum(P.size for P in cache.P) / 1024**2 == pytest.approx((1 + functional.QUERY_BLOCK / 1024) / 2)
+    got = tuple(map(asnumpy, softmax_attention.backward(dA, cache)))
+    assert_close(got, softmax_attention.backward(arrays[3], expected_cache), 1e-13)
 
 
 @pytest.mark.parametrize("window", [None, 1, 6, 130])
@@ -320,7 +285,7 @@ def test_sizes_of_zero(front, L, M, causal, masked):
     q, k, v, dA = draw(front, L, M)
     A, cache = softmax_attention.forward(q, k, v, mask=np.ones((front[0], M), bool) if masked else None, causal=causal)
     assert A.shape == (*front, L, 4)
-    dq, dk, dv = gradients(dA, cache)
+    dq, dk, dv = softmax_attention.backward(dA, cache)
     assert (dq.shape, dk.shape, dv.shape) == (q.shape, k.shape, v.shape)
     if not L or not M:
         assert not any(array.any() for array in (A, dq, dk, dv))
@@ -334,19 +299,8 @@ def test_the_dtype_is_kept(dtype, keywords):
     if "rng" in keywords:
         keywords = {**keywords, "rng": np.random.default_rng(0)}
     A, cache = softmax_attention.forward(q, k, v, **keywords)
-    for array in (A, *cache.P, *gradients(dA, cache)):
+    for array in (A, *cache.P, *softmax_attention.backward(dA, cache)):
         assert array.dtype == dtype
-
-
-def test_inputs_upstream_and_cache_are_not_written():
-    arrays = draw((2,), 6, 6)
-    before = [array.copy() for array in arrays]
-    A, cache = softmax_attention.forward(*arrays[:3], mask=key_mask(2, 6), causal=True)
-    kept = [array.copy() for array in (A, cache.scaled_q, cache.k, cache.v, *cache.P)]
-    first = gradients(arrays[3], cache)
-    assert_identical(arrays, before)
-    assert_identical([A, cache.scaled_q, cache.k, cache.v, *cache.P], kept)
-    assert_identical(gradients(arrays[3], cache), first)
 
 
 Q, K, V, _ = draw((2, 2), 4, 6)
@@ -378,8 +332,8 @@ def test_bad_input(arguments, keywords, error, sentence):
         softmax_attention.forward(*arguments, **keywords)
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 4, 4), (2, 2, 1, 4), (2, 2, 4, 3), (4, 4)], ids=str)
-def test_a_wrong_upstream_gradient_is_refused_not_broadcast(shape):
-    _, cache = softmax_attention.forward(Q, K, V)
-    with pytest.raises(ValueError, match=r"softmax_attention: dA has shape .*; expected \(2, 2, 4, 4\)"):
-        softmax_attention.backward(np.ones(shape), cache)
+@pytest.mark.parametrize("form", [softmax_attention, plain_attention])
+def test_a_wrong_upstream_gradient_is_refused_not_broadcast(form):
+    _, cache = form.forward(Q, K, V)
+    with pytest.raises(ValueError, match=r"_attention: dA has shape \(1, 2, 4, 4\); expected \(2, 2, 4, 4\)"):
+        form.backward(np.ones((1, 2, 4, 4)), cache)

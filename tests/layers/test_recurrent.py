@@ -5,7 +5,7 @@ import pytest
 from cases import B, D, H, L
 from helpers import all_gradients, assert_close, upstream
 
-from minigrad.layers import GRU, IRNN, LSTM, RNN, RRALSTM, RWA, URNN, Bidirectional, Stack
+from minigrad.layers import GRU, IRNN, LSTM, RNN, RRALSTM, RWA, SRU, URNN, Bidirectional, Stack
 from minigrad.layers.recurrent import Recurrent
 
 FAST = {"LSTM": LSTM, "RRALSTM": lambda *sizes, **settings: RRALSTM(*sizes, 3, **settings), "RNN": RNN,
@@ -13,7 +13,7 @@ FAST = {"LSTM": LSTM, "RRALSTM": lambda *sizes, **settings: RRALSTM(*sizes, 3, *
         "RNN, linear": lambda *sizes, **settings: RNN(*sizes, 2, "linear", **settings),
         "RNN, attention": lambda *sizes, **settings: RNN(*sizes, 4, attention=True, **settings),
         "IRNN": IRNN, "RWA": RWA, "URNN": URNN}
-FAMILIES = {**FAST, "GRU": GRU}
+FAMILIES = {**FAST, "GRU": GRU, "SRU": SRU}
 LEARNED_STARTS = ("RWA", "URNN")
 
 
@@ -26,7 +26,7 @@ def numbers(*shape, seed=0):
 def test_the_fast_loop_equals_the_plain_one_around_the_ends_of_blocks(name, T):
     """Products are taken a block of steps at a time: 5 of RWA, 8 of URNN, 20 of LSTM and RRALSTM."""
     layer, x, mask = FAST[name](D, H, rng=0, dtype="float64"), numbers(2, T, D), np.ones((2, T), bool)
-    mask[0, T // 2:] = False
+    mask[0, T // 2:], x[0, T // 2:] = False, np.nan
     dout = upstream(layer(x, mask=mask))
     fast = all_gradients(layer, x, {"mask": mask}, dout)
     layer.fast = False
@@ -40,6 +40,20 @@ def test_step_by_step_equals_the_whole(name):
     for t in range(L):
         y_t, stepping = layer.step(x[:, t], stepping)
         assert_close(y_t, y[:, t])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_state_and_its_gradient_hold_no_memory_but_their_own(name, masked):
+    """No views that would keep the arrays of all steps."""
+    layer = FAMILIES[name](D, H, rng=0, dtype="float64")
+    (y, state), cache = layer.forward(numbers(B, 50, D), mask=np.ones((B, 50), bool) if masked else None)
+    _, dstate0 = layer.backward((y, state), cache)
+    for entry in (*state, *dstate0):
+        owner = entry
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        assert owner.nbytes < 3 * entry.nbytes + 256
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -93,11 +107,11 @@ def bad_first_entry(layer, batch):
     (X, {"mask": np.ones((2, 3))}, TypeError, r": mask has dtype float64; expected bool"),
     (X, {"mask": [[True]]}, TypeError, r"mask is a list"),
     (X, {"state": X}, ValueError, r": state is ndarray; expected a tuple"),
-    (X, {"state": ()}, ValueError, r": state is 0 entries; expected a tuple \((h|past).*\)"),
-    (X, {"state": lambda layer: bad_first_entry(layer, 3)}, ValueError, r": state's (h|past) has shape \(3, .*\(2, "),
-    (X, {"state": lambda layer: (0,) * len(layer.state_shapes(2))}, TypeError, r"(h|past) is 0; expected an array"),
+    (X, {"state": ()}, ValueError, r": state is 0 entries; expected a tuple \((h|past|c).*\)"),
+    (X, {"state": lambda layer: bad_first_entry(layer, 3)}, ValueError, r": state's (h|past|c) has shape \(3, .*\(2, "),
+    (X, {"state": lambda layer: (0,) * len(layer.state_shapes(2))}, TypeError, r"(h|past|c) is 0; expected an array"),
     (X, {"state": lambda layer: tuple(array.astype(complex) for array in bad_first_entry(layer, 2))}, TypeError,
-     r": state's (h|past) has dtype complex128"),
+     r": state's (h|past|c) has dtype complex128"),
 ])
 def test_bad_input(name, x, keywords, error, sentence):
     layer = FAMILIES[name](4, 5, dtype="float64")
@@ -113,7 +127,7 @@ def test_bad_input(name, x, keywords, error, sentence):
     ((np.zeros((1, 3, 5)), None), ValueError, r": dy has shape \(1, 3, 5\); expected \(2, 3, (5|10)\)"),
     ((None, X), ValueError, r": dstate is ndarray; expected a tuple"),
     ((None, ()), ValueError, r": dstate is 0 entries"),
-    ((None, lambda layer: bad_first_entry(layer, 1)), ValueError, r": dstate's (h|past) has shape \(1, .*\(2, "),
+    ((None, lambda layer: bad_first_entry(layer, 1)), ValueError, r": dstate's (h|past|c) has shape \(1, .*\(2, "),
 ])
 def test_a_wrong_upstream_gradient_is_refused_not_broadcast(name, upstream, error, sentence):
     layer = FAMILIES[name](4, 5, dtype="float64")

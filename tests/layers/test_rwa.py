@@ -56,20 +56,6 @@ def test_rwa_equals_torch_autograd_from_the_learned_start():
     assert_close((dx, grads(layer)), (gradient(tx), [gradient(leaf) for leaf in weights.values()]))
 
 
-def test_a_given_state_equals_torch_autograd():
-    torch, layer, state, x = pytorch(), layer_of(), state_of(), numbers(B, L, D)
-    out, cache = layer.forward(x, state=state)
-    dy, dstate = upstream(out)
-    dx, dstate0 = layer.backward((dy, dstate), cache)
-    weights, (tx, h, r, l) = tensors(layer), map(tensor, (x, *state))
-    d = torch.exp(l)
-    ty, th, tn, td = torch_rwa(weights, tx, h, r * d, d, mask_kinds()["all real"])
-    torch_backward((ty, th, tn / td, torch.log(td)), (dy, *dstate))
-    assert_close((dx, *dstate0), [gradient(leaf) for leaf in (tx, h, r, l)])
-    assert_close(grads(layer), [gradient(leaf) for leaf in weights.values()])
-    assert not layer.s.grad.any()
-
-
 # ---- it is a weighted average ----------------------------------------------------------------------------
 
 def history(layer, x, y):
@@ -121,13 +107,6 @@ def test_a_constant_in_l_and_the_scores_changes_nothing():
     dy, dstate = upstream(out)
     _, (_, _, dl_0) = layer.backward((dy, dstate), cache)
     assert_close(layer.W_a.grad[D] + dl_0.sum(axis=0), dstate[2].sum(axis=0))
-
-
-def test_equal_scores_give_the_plain_mean():
-    layer, x = layer_of(), numbers(B, L, D)
-    layer.W_a.value[...] = 0
-    y, (_, r, l) = layer(x)
-    assert_close((r, l), (history(layer, x, y)[0].mean(axis=1), np.full((B, H), np.log(L))))
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -6,13 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from cases import B, L, mask_kinds
-from helpers import assert_close, assert_identical, flat, floats, grads
+from helpers import assert_close, assert_identical, flat, grads
 from oracles import (
-    allowed_keys,
     gradient,
     tensor,
     tensors,
-    torch_attention,
     torch_backward,
     torch_srupp,
 )
@@ -20,7 +18,6 @@ from oracles import (
 from minigrad.backend import uniform_like
 from minigrad.functional import QUERY_BLOCK
 from minigrad.layers import SRU, SRUpp
-from minigrad.layers.srupp import srupp_attention, srupp_attention_backward
 
 D, P, M = 6, 8, 4
 HIGHWAY_BIAS = -1.0
@@ -50,9 +47,7 @@ SETTINGS = {
     "detached without attention": {"detach_memory": True, "attention": False},
 }
 every_setting = pytest.mark.parametrize("name", SETTINGS)
-
-
-EVERY_KIND = [{}, {"window": 4}, {"memory": 2}, {"causal": False}, {"attention": False}]
+every_way = pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
 
 
 def layer_of(h=D, projection=P, d=D, dtype="float64", **settings):
@@ -115,37 +110,31 @@ def compare(layer, x, state, mask, **oracle):
     assert_close(dict(zip(weights, grads(layer))), {n: gradient(leaf) for n, leaf in weights.items()}, 1e-10)
 
 
-@pytest.mark.parametrize("kind", [None, *mask_kinds()])
+ALL_REAL, NONE_REAL = np.ones((B, M), bool), np.zeros((B, M), bool)
+
+
+@every_way
+@pytest.mark.parametrize(("memory_mask", "kind"), [
+    (MEMORY_MASK, "gaps"), (MEMORY_MASK, "a sample with no real step"), (ALL_REAL, None), (NONE_REAL, None),
+    (None, None), (None, "gaps")], ids=["part of a memory, gaps", "part of a memory, no real step", "a full memory",
+                                        "an empty memory", "no state", "no state, gaps"])
 @every_setting
-def test_it_equals_torch_autograd(name, kind):
-    layer = layer_of(**SETTINGS[name])
+def test_it_equals_torch_autograd(name, memory_mask, kind, fast):
+    layer = layer_of(**SETTINGS[name], fast=fast)
     x, c, memory = draw(layer)
-    compare(layer, x, (c, memory, MEMORY_MASK), None if kind is None else mask_kinds()[kind])
-
-
-@pytest.mark.parametrize("memory_mask", [np.ones((B, M), bool), np.zeros((B, M), bool)], ids=["all real", "none real"])
-@every_setting
-def test_it_equals_torch_autograd_with_a_full_and_an_empty_memory(name, memory_mask):
-    layer = layer_of(**SETTINGS[name])
-    x, c, memory = draw(layer)
-    compare(layer, x, (c, memory, memory_mask), None)
-
-
-@pytest.mark.parametrize("kind", [None, "gaps"])
-@every_setting
-def test_it_equals_torch_autograd_without_a_state(name, kind):
-    layer = layer_of(**SETTINGS[name])
-    compare(layer, draw(layer)[0], None, None if kind is None else mask_kinds()[kind])
+    state = None if memory_mask is None else (c, memory, memory_mask)
+    compare(layer, x, state, None if kind is None else mask_kinds()[kind])
 
 
 @pytest.mark.parametrize("settings", [{}, {"heads": 2, "h": 5, "window": 3, "cell_norm": "pre"}, {"causal": False},
                                       {"attention": False}, {"layer_norm": False, "cell_norm": "post"}], ids=str)
 @pytest.mark.parametrize("dropped", ["attention_dropout", "dropout", "recurrent_dropout", "all"])
-def test_it_equals_torch_autograd_with_the_same_dropout_masks(settings, dropped):
+@every_way
+def test_it_equals_torch_autograd_with_the_same_dropout_masks(fast, settings, dropped):
     """Drawn one after another: of the attention weights, of the rows before W_o, of r."""
     names = ["attention_dropout", "dropout", "recurrent_dropout"]
     p = {name: 0.4 if dropped in (name, "all") else 0.0 for name in names}
-    layer = layer_of(**settings, **p)
+    layer = layer_of(**settings, **p, fast=fast)
     x, c, memory = draw(layer)
     seen = M + L - (0 if layer.window is None else max(0, M - layer.window + 1))      # by any query of the one block
     rng, drops = np.random.default_rng(3), []
@@ -155,26 +144,6 @@ def test_it_equals_torch_autograd_with_the_same_dropout_masks(settings, dropped)
     if drops[0] is not None:
         drops[0] = np.concatenate([np.ones((*drops[0].shape[:3], M + L - seen)), drops[0]], axis=3)
     compare(layer, x, (c, memory, np.ones((B, M), bool)), None, drops=drops, rng=np.random.default_rng(3))
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.7])
-def test_the_equations_as_written_equal_torch_and_the_layer(alpha):
-    layer = layer_of(layer_norm=False)
-    layer.alpha.value[...] = alpha
-    x = draw(layer)[0]
-    values = [p.value for p in (layer.W_q, layer.W_k, layer.W_v, layer.alpha)]
-    R, cache = srupp_attention(x, *values)
-    dR = np.random.default_rng(5).standard_normal(R.shape)
-    dx, dweights = srupp_attention_backward(dR, cache, *values)
-    tx, W_q, W_k, W_v, talpha = leaves = [tensor(array) for array in (x, *values)]
-    Q = tx @ W_q
-    expected = Q + talpha * torch_attention(Q, Q @ W_k, Q @ W_v, allowed_keys(L, L, causal=True))
-    torch_backward([expected], [dR])
-    assert_close(R, expected.detach().numpy())
-    assert_close((dx, *dweights[:3]), tuple(map(gradient, leaves[:4])))
-    assert_close(dweights[3], gradient(talpha)[0])
-    _, cache = layer.forward(x)
-    assert_close(cache.Q + alpha * cache.A, R)
 
 
 # ---- exact facts -----------------------------------------------------------------------------------------
@@ -208,12 +177,6 @@ def test_at_alpha_0_keys_and_values_have_no_gradient_and_alpha_has(settings, mas
     assert layer.W_q.grad.any()
 
 
-def test_alpha_starts_at_0():
-    layer = SRUpp(D, D, P, rng=0)
-    assert layer.alpha.value.shape == (1,)
-    assert layer.alpha.value[0] == 0
-
-
 @pytest.mark.parametrize("settings", [{}, {"layer_norm": False}, {"h": 5, "cell_norm": "pre"}, {"cell_norm": "post"}],
                          ids=str)
 def test_at_alpha_0_it_is_the_layer_without_attention(settings):
@@ -232,8 +195,7 @@ def test_at_alpha_0_it_is_the_layer_without_attention(settings):
 
 
 @pytest.mark.parametrize("attention", [True, False])
-@pytest.mark.parametrize("h", [D, 5])
-@pytest.mark.parametrize("rescale", [False, True])
+@pytest.mark.parametrize(("h", "rescale"), [(D, True), (5, False)])
 def test_at_alpha_0_without_norm_it_is_an_sru(h, rescale, attention):
     """With W = W_q W_o: outputs and all gradients that both have."""
     layer = layer_of(h, layer_norm=False, rescale=rescale, attention=attention)
@@ -267,6 +229,7 @@ def test_the_parameter_count(d, p):
 
 def test_the_values_at_the_start():
     layer = SRUpp(60, 60, 40, dropout=0.36, rng=0)
+    assert not layer.alpha.value.any()
     limits = {"W_q": 6 / 100, "W_k": 6 / 120, "W_v": 6 / 120, "W_o": 6 / 220 * 0.64}
     for name, square in limits.items():
         assert 0.95 * math.sqrt(square) < np.abs(getattr(layer, name).value).max() <= math.sqrt(square) * (1 + 1e-6)
@@ -281,7 +244,7 @@ def test_the_values_at_the_start():
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize(("length", "window"), [(9, None), (9, 1), (9, 3), (300, None), (300, 2), (300, 130)])
 def test_a_later_input_changes_no_earlier_output(length, window, heads):
-    """Bit for bit, across blocks of queries too; and behind the window's end nothing of its keys is left."""
+    """Bit for bit, across blocks of queries too."""
     assert length < 10 or length > 2 * QUERY_BLOCK
     layer = layer_of(heads=heads, window=window, projection=4)
     x, c, memory = draw(layer, length)
@@ -295,14 +258,6 @@ def test_a_later_input_changes_no_earlier_output(length, window, heads):
         assert (y_other[:, t] != y[:, t]).all()
 
 
-def test_without_causal_every_step_sees_every_other():
-    layer = layer_of(causal=False)
-    x, *_ = draw(layer)
-    other = x.copy()
-    other[:, -1] += 1
-    assert (layer(other)[0] != layer(x)[0]).all()
-
-
 @pytest.mark.parametrize("window", [1, 3])
 def test_the_window_ends_where_it_says(window):
     """The rows before W_o at step t come from x_{t-window+1} ... x_t and nothing older."""
@@ -310,7 +265,7 @@ def test_the_window_ends_where_it_says(window):
     x, *_ = draw(layer, 9)
     other = x.copy()
     other[:, 2] += 1
-    A, A_other = (layer.forward(array)[1].A for array in (x, other))
+    A, A_other = (layer.forward(array)[1].attention.A for array in (x, other))
     changed = (A_other != A).all(axis=(0, 2))
     assert_identical(changed, np.isin(np.arange(9), range(2, 2 + window)))
     assert_identical(A[:, 2 + window:], A_other[:, 2 + window:])
@@ -333,12 +288,11 @@ def in_segments(layer, x, state, mask, cuts, dy, dstate):
     return (np.concatenate(ys, axis=1), state), np.concatenate(dxs, axis=1), dstate, grads(layer)
 
 
-CUTS = [(3,), (1, 2, 3, 4, 5, 6, 7), (2, 2, 9), (5, 6, 6, 6, 11)]                   # a part of no step too
+CUTS = [(1, 2, 3, 4, 5, 6, 7), (5, 6, 6, 6, 11)]                                     # a part of no step too
 
 
 @pytest.mark.parametrize("cuts", CUTS, ids=str)
-@pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
-@pytest.mark.parametrize("given", [False, True], ids=["", "state"])
+@pytest.mark.parametrize(("given", "masked"), [(False, False), (True, True)], ids=["", "state, mask"])
 @pytest.mark.parametrize("settings", [
     {}, {"window": 3}, {"window": 1}, {"window": 20, "heads": 2}, {"cell_norm": "pre", "window": 4},
     {"cell_norm": "pre"}, {"cell_norm": "post", "h": 5, "layer_norm": False}, {"attention": False},
@@ -372,7 +326,7 @@ def as_memory_allows(mask, cuts, slots, window):
     return sees
 
 
-@pytest.mark.parametrize("cuts", [(3, 6), (1, 2, 8), (2, 7, 7, 8)], ids=str)
+@pytest.mark.parametrize("cuts", [(3, 6), (2, 7, 7, 8)], ids=str)
 @pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
 @pytest.mark.parametrize("settings", [
     {"memory": 2}, {"memory": 0}, {"memory": 2, "window": 5}, {"memory": 1, "cell_norm": "pre"},
@@ -464,17 +418,6 @@ def test_the_memory_of_a_normed_input_is_the_normed_one():
     assert_identical(layer(x)[1][1], layer.input_norm(x)[:, -3:])
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("settings", EVERY_KIND, ids=str)
-def test_the_written_out_initial_state_is_no_state(settings, masked):
-    layer = layer_of(**settings)
-    x, *_ = draw(layer)
-    mask = mask_kinds()["gaps"] if masked else None
-    y, after = layer(x, mask=mask)
-    y_zero, after_zero = layer(x, layer.initial_state(B), mask)
-    assert_close((y_zero, after_zero), (y, after))
-
-
 def test_what_stands_in_an_empty_slot_does_not_matter():
     layer = layer_of()
     x, c, memory = draw(layer)
@@ -488,83 +431,33 @@ def test_what_stands_in_an_empty_slot_does_not_matter():
     assert not first[1][1][~MEMORY_MASK].any()
 
 
-# ---- masks -----------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("settings", [{}, {"causal": False}, {"window": 2, "cell_norm": "pre"}, {"attention": False},
-                                      {"cell_norm": "post", "layer_norm": False}], ids=str)
-def test_a_sample_with_no_real_step_has_no_part_in_anything(settings):
-    """y and dx 0, c kept, nothing in the memory; the parameters' gradients are those without the sample."""
-    layer, real = layer_of(**settings), [0, 2]
-    x, c, _ = draw(layer)
-    x[1] = np.nan
-    mask = mask_kinds()["a sample with no real step"]
-    state = c, np.zeros((B, 0, D)), np.zeros((B, 0), bool)
-    (y, after), cache = layer.forward(x, state, mask)
-    dy, (dc, _) = draw_upstream(after, y)
-    dx, dstate0 = layer.backward((dy, (dc, None, None)), cache)
-    got = grads(layer)
-    assert not y[1].any()
-    assert not dx[1].any()
-    assert not after[2][1].any()
-    assert_identical((after[0][1], dstate0[0][1]), (c[1], dc[1]))
-    layer.zero_grad()
-    (y2, _), cache = layer.forward(x[real], tuple(array[real] for array in state), mask[real])
-    dx2, _ = layer.backward((dy[real], (dc[real], None, None)), cache)
-    assert_close((y[real], dx[real], got), (y2, dx2, grads(layer)))
-
-
-def test_where_every_key_is_masked_R_is_Q_and_only_W_q_learns():
-    """A row that sees nothing has A = 0, and it gives nothing to the weights of keys and values."""
-    layer = layer_of(causal=False)
+@every_way
+def test_a_query_that_sees_no_key_adds_nothing(fast):
+    """R = Q there, and nothing reaches the weights of keys and values."""
+    layer = layer_of(causal=False, layer_norm=False, fast=fast)
     x, *_ = draw(layer, B=1)
-    cache = layer.forward(x, mask=np.zeros((1, L), bool))[1]
-    assert not cache.A.any()
-    assert not np.concatenate(cache.caches[1].P).any()
-    dR = np.random.default_rng(0).standard_normal(cache.A.shape)
-    dQ = layer._attend_backward(dR, cache.Q, cache.A, cache.caches[1])
-    assert_identical(dQ, dR)
+    _, cache = layer.forward(x, mask=np.zeros((1, L), bool))
+    assert not cache.attention.A.any()
+    layer._attend_backward(np.ones_like(cache.attention.A), cache.attention, fast)
     assert not any(p.grad.any() for p in (layer.W_k, layer.W_v, layer.alpha))
 
 
-@pytest.mark.parametrize("settings", [{}, {"causal": False}, {"window": 2}, {"heads": 4, "h": 5, "cell_norm": "pre"}],
-                         ids=str)
-@pytest.mark.parametrize("padded", ["left", "right"])
-def test_padding_with_nan_is_as_if_it_were_not_there(padded, settings):
-    layer = layer_of(**settings)
-    x, c, memory = draw(layer)
-    filler = np.full((B, 4, D), np.nan)
-    wide = np.concatenate([filler, x] if padded == "left" else [x, filler], axis=1)
-    mask = ~np.isnan(wide[..., 0])
-    (y, after), cache = layer.forward(wide, (c, memory, MEMORY_MASK), mask)
-    (y2, after2), cache2 = layer.forward(x, (c, memory, MEMORY_MASK))
-    assert_close((y[mask].reshape(y2.shape), after[0]), (y2, after2[0]))
-    dy, (dc, _) = draw_upstream(after2, y2)
-    wide_dy = np.full(y.shape, np.nan)
-    wide_dy[mask] = dy.reshape(-1, dy.shape[2])
-    dx, dstate0 = layer.backward((wide_dy, (dc, None, None)), cache)
-    got = grads(layer)
-    layer.zero_grad()
-    dx2, dstate02 = layer.backward((dy, (dc, None, None)), cache2)
-    assert_close((dx[mask].reshape(dx2.shape), dstate0, got), (dx2, dstate02, grads(layer)))
-    assert not dx[~mask].any()
 
-
-@pytest.mark.parametrize("settings", EVERY_KIND, ids=str)
 @pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
-@pytest.mark.parametrize("given", [False, True], ids=["", "state"])
-def test_an_empty_sequence_keeps_the_state(settings, masked, given):
+@pytest.mark.parametrize("settings", [
+    {}, {"window": 4}, {"memory": 2}, {"causal": False}, {"attention": False}], ids=str)
+def test_an_empty_sequence_keeps_the_newest_of_the_memory(settings, masked):
     layer = layer_of(**settings)
     x, c, memory = draw(layer, 0)
-    state = (c, memory, MEMORY_MASK) if given else None
-    (y, after), cache = layer.forward(x, state, np.ones((B, 0), bool) if masked else None)
+    (y, after), cache = layer.forward(x, (c, memory, MEMORY_MASK), np.ones((B, 0), bool) if masked else None)
     assert y.shape == (B, 0, D)
-    assert_identical(after[0], c if given else 0 * c)
+    assert_identical(after[0], c)
     slots = after[1].shape[1]
     dmemory = np.random.default_rng(0).standard_normal(after[1].shape)
     dx, dstate0 = layer.backward((y, (c, dmemory, None)), cache)
     assert dx.shape == x.shape
     assert_identical(dstate0[0], c)
-    for n in range(B if given and slots else 0):
+    for n in range(B if slots else 0):
         kept = memory[n, MEMORY_MASK[n]][-slots:]
         assert after[2][n].sum() == len(kept)
         assert_identical(after[1][n, slots - len(kept):], kept)
@@ -580,13 +473,13 @@ def steps(layer, x, stepping):
     return np.stack(ys, axis=1), stepping
 
 
-STEPPED = [{}, {"window": 1}, {"window": 3}, {"window": 40, "heads": 2}, {"heads": 4, "h": 5}, {"cell_norm": "pre"},
-           {"cell_norm": "post", "layer_norm": False, "window": 5}, {"activation": "tanh", "rescale": True},
-           {"attention": False}, {"attention": False, "causal": False}, {"memory": 2}, {"memory": 2, "window": 4}]
+STEPPED = [{}, {"window": 1}, {"window": 40, "heads": 2}, {"heads": 4, "h": 5, "cell_norm": "pre"},
+           {"cell_norm": "post", "layer_norm": False, "window": 5, "activation": "tanh", "rescale": True},
+           {"attention": False, "causal": False}, {"memory": 2}, {"memory": 2, "window": 4}]
 every_stepped = pytest.mark.parametrize("settings", STEPPED, ids=str)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 17, 300])
+@pytest.mark.parametrize("length", [1, 3, 17, 300])
 @every_stepped
 def test_step_by_step_equals_forward(settings, length):
     layer = layer_of(**settings)
@@ -610,7 +503,7 @@ def test_step_by_step_equals_forward_from_a_state(settings, memory_mask):
     assert_close((got, c), (y, after[0]))
 
 
-@pytest.mark.parametrize("kind", [None, "gaps", "left padding", "a sample with no real step"])
+@pytest.mark.parametrize("kind", [None, "a sample with no real step"])
 @every_stepped
 def test_stepping_goes_on_where_a_forward_ended(settings, kind):
     """A prompt (its samples of different lengths), then 300 steps: as one forward from the prompt's state."""
@@ -623,7 +516,7 @@ def test_stepping_goes_on_where_a_forward_ended(settings, kind):
     assert_close((got, c), (y, after[0]))
 
 
-@pytest.mark.parametrize("before", [0, 1, 5, 16, 17, 40])
+@pytest.mark.parametrize("before", [0, 5, 16, 17])
 @every_stepped
 def test_two_continuations_of_one_beginning_do_not_disturb_each_other(settings, before):
     """Their steps taken in turn, from the same value of `stepping`: as each alone, and the value can be used again."""
@@ -645,16 +538,6 @@ def test_two_continuations_of_one_beginning_do_not_disturb_each_other(settings, 
     assert_close(steps(layer, x[:, before:], stepping)[0], expected)
 
 
-def test_a_step_taken_twice_gives_the_same():
-    layer = layer_of(window=5)
-    x, *_ = draw(layer, 20)
-    stepping = None
-    for t in range(20):
-        first, _ = layer.step(x[:, t], stepping)
-        second, stepping = layer.step(x[:, t], stepping)
-        assert_identical(first, second)
-
-
 @pytest.mark.parametrize("window", [1, 4, 20])
 def test_with_a_window_stepping_keeps_a_bounded_number_of_keys(window):
     layer = layer_of(window=window)
@@ -667,33 +550,6 @@ def test_with_a_window_stepping_keeps_a_bounded_number_of_keys(window):
         sizes.add(seen.store[0].shape[2])
     assert max(sizes) <= max(16, 2 * window + M)
     assert sum(array.nbytes for array in seen.store) <= 2 * 8 * B * P * max(16, 2 * window + M)
-
-
-def test_without_a_window_the_keys_grow_by_doubling():
-    layer = layer_of()
-    x, *_ = draw(layer, 500)
-    stores, stepping = set(), None
-    for t in range(500):
-        _, stepping = layer.step(x[:, t], stepping)
-        stores.add(stepping[1].store[0].shape[2])
-    assert len(stores) <= 8
-    assert max(stores) <= 1024
-
-
-def test_stepping_keeps_the_dtype():
-    layer = layer_of(dtype="float32", window=3, heads=2)
-    x = draw(layer)[0].astype("float32")
-    y, (c, seen) = steps(layer, x, None)
-    assert {y.dtype, c.dtype, *(array.dtype for array in seen.store)} == {np.dtype("float32")}
-
-
-def test_stepping_writes_neither_input_nor_state():
-    layer = layer_of()
-    x, c, memory = draw(layer)
-    state = c, memory, MEMORY_MASK.copy()
-    before = [array.copy() for array in (x, *state)]
-    steps(layer, x, layer.begin(state))
-    assert_identical([x, *state], before)
 
 
 def test_a_layer_that_is_not_causal_cannot_be_stepped():
@@ -711,14 +567,6 @@ def test_with_a_window_the_cache_is_linear_in_L():
         _, cache = layer.forward(np.zeros((2, L, 16), "float32"))
         return sum(array.nbytes for array in flat(cache) if hasattr(array, "nbytes"))
     assert size(2048) / size(1024) == pytest.approx(2, rel=0.05)
-
-
-def test_a_carried_state_stays_as_large_as_its_window():
-    layer, state = SRUpp(D, D, P, window=5, rng=0), None
-    x = np.zeros((2, 3, D), "float32")
-    for _ in range(4):
-        _, state = layer(x, state)
-    assert state[1].shape == (2, 4, D)
 
 
 # ---- bad input -------------------------------------------------------------------------------------------
@@ -760,7 +608,7 @@ X, C, MEM, REAL = np.zeros((B, L, D)), np.zeros((B, D)), np.zeros((B, M, D)), np
     (X, {"state": (C, MEM)}, ValueError, "SRUpp: state is 2 entries"),
     (X, {"state": (C[:1], MEM, REAL)}, ValueError, r"SRUpp: state's c has shape \(1, 6\); expected \(3, 6\)"),
     (X, {"state": (C[:, :4], MEM, REAL)}, ValueError, r"SRUpp: state's c has shape \(3, 4\)"),
-    (X, {"state": (C, MEM[:1], REAL[:1])}, ValueError, r"SRUpp: state's memory has shape \(1, 4, 6\); expected a"),
+    (X, {"state": (C, MEM[:1], REAL[:1])}, ValueError, r"memory has shape \(1, 4, 6\); expected \(3, any, 6\)"),
     (X, {"state": (C, MEM[..., :5], REAL)}, ValueError, r"SRUpp: state's memory has shape \(3, 4, 5\)"),
     (X, {"state": (C, MEM[0], REAL)}, ValueError, r"SRUpp: state's memory has shape \(4, 6\)"),
     (X, {"state": (C, MEM, REAL[:, :2])}, ValueError, r"memory_mask has shape \(3, 2\); expected \(3, 4\)"),
@@ -777,7 +625,7 @@ def test_bad_input(attention, x, keywords, error, sentence):
 
 @pytest.mark.parametrize(("dout", "error", "sentence"), [
     ((np.zeros((1, L, D)), None), ValueError, r"SRUpp: dy has shape \(1, 7, 6\); expected \(3, 7, 6\)"),
-    ((None, (C,)), ValueError, r"SRUpp: dstate is 1 entries; expected a tuple \(dc, dmemory, None\)"),
+    ((None, (C,)), ValueError, r"SRUpp: dstate is 1 entries; expected a tuple \(c, memory, memory_mask\)"),
     ((None, C), ValueError, "SRUpp: dstate is ndarray"),
     ((None, (C[:1], None, None)), ValueError, r"dstate's c has shape \(1, 6\); expected \(3, 6\)"),
     ((None, (None, MEM[:, :2], None)), ValueError, r"dstate's memory has shape \(3, 2, 6\); expected \(3, 3, 6\)"),
@@ -818,7 +666,3 @@ def test_a_step_of_a_wrong_shape(attention, x, error, sentence):
         layer.step(x, stepping)
 
 
-def test_every_array_of_a_state_is_floating_but_the_mask():
-    _, state = layer_of()(X)
-    assert len(floats(state)) == 2
-    assert state[2].dtype == bool

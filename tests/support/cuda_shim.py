@@ -1,14 +1,17 @@
 """The kernels of minigrad/kernels on the CPU: each .cu compiled as C++ with cuda_shim.h, and launched on NumPy arrays.
 
-`Shim().kernel` takes the place of `minigrad.kernels.kernel`, so that everything from a layer down to the kernel's text
+`Shim(folder).kernel` takes the place of `launch.kernel`, so that everything from a layer down to the kernel's text
 runs, but for CuPy. What a launch is given is held to the kernel's signature: count, dtype, contiguity. Nothing may be
 loaded or written outside its arrays; and each grid runs twice, in opposite orders, which may not change a bit: the
 threads of a GPU have no order. (Not so where a kernel has its arrays' addresses from a table.)
 """
 
 import ctypes
+import functools
+import os
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +19,10 @@ import numpy as np
 from minigrad.kernels import launch
 
 HERE = Path(__file__).parent
-FLAGS = ["g++", "-std=c++20", "-O1", "-fPIC", "-pthread", "-w", f"-I{HERE}"]
+FLAGS = ["g++", "-std=c++20", "-O0", "-fPIC", "-pthread", "-w", f"-I{HERE}"]
 GLOBAL = 'extern "C" __global__ void'
 SIGNATURE = re.compile(GLOBAL + r' (\w+)\(([^)]*)\)\s*\{(.*?)\n\}', re.DOTALL)
-GUARD = 1024                       # entries before and behind each array
+GUARD = 1024                       # entries before and after each array
 SMALL = 1 << 24                    # bytes: larger arrays are given as they are
 LOAD = re.compile(r"(inline \w+ load\(const \w+\* a, Index i\) \{ )")
 BUILT_IN = {"Index": np.int64, "float": np.float32, "double": np.float64, "bool": np.bool_, "Acc": None, "REAL": None}
@@ -54,36 +57,57 @@ def unit(dtype, sources):
 
 
 def compiled(*arguments):
-    """What g++ makes, its path the last argument. AssertionError with the compiler's log."""
-    done = subprocess.run([*FLAGS, *arguments], stderr=subprocess.PIPE, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    return arguments[-1]
+    """What g++ makes, its path the last argument; made once by all processes that share the folder.
+
+    AssertionError with the compiler's log.
+    """
+    *arguments, path = arguments
+    lock, deadline = path.with_name(f"{path.name}.lock"), time.monotonic() + 300
+    while not path.exists():
+        try:
+            lock.mkdir()
+        except FileExistsError:                                              # another process is at it
+            assert time.monotonic() < deadline, f"{lock} is still there"
+            time.sleep(0.1)
+            continue
+        try:
+            part = path.with_name(f"{path.name}.part")
+            done = subprocess.run([*FLAGS, *arguments, part], stderr=subprocess.PIPE, text=True, timeout=200)
+            assert done.returncode == 0, done.stderr
+            part.replace(path)
+        finally:
+            lock.rmdir()
+    return path
 
 
 class Shim:
-    """The compiled kernels. sources: {a name: text, as `launch.source` gives it}; default: every family under its own
-    name. runtime: another Shim's, to spare its compilation."""
+    """The compiled kernels, each dtype when it is first asked for.
 
-    def __init__(self, folder, sources=None, dtypes=("float64", "float32", "float16"), runtime=None):
-        sources = {family: launch.source(family) for family in families()} if sources is None else sources
-        self.signatures = {name: signatures(text) for name, text in sources.items()}
-        self.runtime = runtime or compiled("-c", HERE / "cuda_shim.cpp", "-o", folder / "shim.o")
-        self.libraries = {}
-        for dtype in dtypes:
-            path = folder / f"{dtype}.cpp"
-            path.write_text(unit(dtype, sources), "utf-8")
-            library = compiled("-shared", path, self.runtime, "-o", folder / f"{dtype}.so")
-            self.libraries[dtype] = ctypes.CDLL(str(library))
+    folder    where the libraries are, or will be, for these sources
+    sources   {a name: text, as `launch.source` gives it}; default: every family under its own name
+    """
+
+    def __init__(self, folder, sources=None):
+        self.folder = folder
+        self.sources = {family: launch.source(family) for family in families()} if sources is None else sources
+        self.signatures = {name: signatures(text) for name, text in self.sources.items()}
+
+    @functools.cache  # noqa: B019 - a Shim lives as long as its tests
+    def library(self, dtype):
+        path = self.folder / f"{dtype}-{os.getpid()}.cpp"
+        path.write_text(unit(dtype, self.sources), "utf-8")
+        runtime = compiled("-c", HERE / "cuda_shim.cpp", "-o", self.folder.parent / "cuda_shim.o")
+        return ctypes.CDLL(str(compiled("-shared", path, runtime, "-o", self.folder / f"{dtype}.so")))
 
     def kernel(self, source, name, dtype, first=0, fibers=True):
-        """As minigrad.kernels.kernel. first: the first block that is run; fibers: else threads of the machine."""
+        """As launch.kernel. first: the first block that is run; fibers: else threads of the machine."""
         dtype = np.dtype(dtype)
         launch.options(dtype)                                               # raises for a dtype without kernels
         parameters, synchronises = self.signatures[source][name]
-        library = self.libraries[dtype.name]
+        library = self.library(dtype.name)
         body = getattr(library, f"run_{source}_{name}")
 
-        def launch(blocks, threads, *arguments):
+        def start(blocks, threads, *arguments):
             grid, block = (tuple(n) if isinstance(n, tuple) else (n,) for n in (blocks, threads))
             if not all(grid):
                 return
@@ -102,7 +126,7 @@ class Shim:
             for n, array in once.items():
                 if "const" not in parameters[n][0]:
                     values[n][...] = array
-        return launch
+        return start
 
 
 def run_guarded(library, values, name, all_seen, run):

@@ -1,10 +1,10 @@
-"""The figures in the summary of tests/gpu_check.sh: `python tests/gpu_check_figures.py WHAT [FILE]` prints one line.
+"""The figures in the summary of tests/gpu_check.sh: `python tests/support/gpu_check_figures.py WHAT [FILE]`.
 
-    describe             of the machine, some lines: card, driver, versions, commit
-    environment FILE     of those: card and versions
+    describe             the machine, in lines: card, driver, versions, commit
+    environment FILE     of those lines: card and versions
     tests FILE           of pytest's output, also of one that was cut off: passed, failed
-    bench FILE           of the bench's JSON: rows by verdict; those that missed, failed or were not reached
-    mnist FILE           of a run's log.csv: iterations a second, seconds for an epoch of 1,200, test accuracy
+    bench FILE           of the bench's JSON: rows by verdict; which missed, failed or were not reached
+    mnist FILE           of a run's log.csv: iterations a second, seconds an epoch of 1,200, test accuracy
 """
 
 import importlib.metadata
@@ -73,24 +73,15 @@ def tests(path):
 
 
 def bench(path):
-    """How many rows have which verdict; which have "missed", which failed; what was not reached in the time."""
+    """How many lines have which verdict; which have "missed", which rows failed or were not reached in the time."""
     report = json.loads(path.read_text("utf-8"))
-    rows = list(verdicts(report))
-    words = ", ".join(f"{n} {verdict}" for verdict, n in sorted(Counter(verdict for _, verdict in rows).items()))
-    more = {"missed": [name for name, verdict in rows if verdict == "missed"], "failed": report.get("failed", []),
+    lines = [(f"{row['layer']} / {row['side']}", row["verdict"]) for row in report["table"] if "verdict" in row]
+    lines += [(f"{row['layer']} / epoch", row["epoch"]["verdict"]) for row in report["table"] if "epoch" in row]
+    words = ", ".join(f"{n} {verdict}" for verdict, n in sorted(Counter(verdict for _, verdict in lines).items()))
+    more = {"missed": [name for name, verdict in lines if verdict == "missed"], "failed": report.get("failed", []),
             "not reached": [note.split(": ")[0] for note in report.get("notes", []) if ": not reached" in note]}
-    return "; ".join([f"{len(rows)} rows" + (f": {words}" if words else ""),
+    return "; ".join([f"{len(lines)} rows" + (f": {words}" if words else ""),
                       *(f"{key}: {', '.join(names)}" for key, names in more.items() if names)])
-
-
-def verdicts(tree, at=()):
-    """(name, verdict) of everything in the report that has a verdict; named by itself, else by where it is."""
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    for key, item in items:
-        if key == "verdict":
-            yield " / ".join(str(tree[name]) for name in ("layer", "side") if name in tree) or " / ".join(at), item
-        else:
-            yield from verdicts(item, (*at, str(key)))
 
 
 def mnist(path):

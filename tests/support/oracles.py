@@ -1,58 +1,11 @@
-"""Slow, plain sequences: the cells' own equations (lstm_step, rra_step, sru_step), one step after another, masks
-included; and the papers' equations once more, under torch autograd.
+"""The papers' equations once more, under torch autograd: what the layers must equal.
 
-What the fast loops must equal.
+Written from the formulas; the attention one sample at a time, on its real steps only, so that no mask is in it.
 """
 
 import numpy as np
 import pytest
 
-from minigrad.layers.sru import sru_step, sru_step_backward
-
-# ---- SRU: its own step (sru_step), one after another ------------------------------------------------------
-
-def choose(real, new, old):
-    """new where the sample's step is real, old elsewhere."""
-    return np.where(real.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-
-def plain_sru_forward(layer, x, c, mask, m):
-    """(y, c), caches: a loop over time with the mask in every step; m is the dropout mask (B, h) or None."""
-    W = layer.W.value if layer.projection is None else layer.W_o.value
-    rest = [p.value for p in (layer.v_f, layer.v_r, layer.b_f, layer.b_r)]
-    ys, caches = [], []
-    for t in range(x.shape[1]):
-        real = mask[:, t]
-        x_t = np.where(real[:, None], x[:, t], 0)
-        n = x_t if layer.projection is None else x_t @ layer.W_q.value
-        (h, new_c), cache = sru_step(n @ W, x_t, c, *rest, layer.scale, layer.activation, m)
-        c = choose(real, new_c, c)
-        ys.append(choose(real, h, 0))
-        caches.append((x_t, n, cache))
-    return (np.stack(ys, axis=1), c), caches
-
-
-def plain_sru_backward(layer, dy, dc, mask, caches):
-    """dx, dc0, {name: gradient}: the steps' own backward, last step first."""
-    weight, dxs = layer.W if layer.projection is None else layer.W_o, []
-    total = {name: np.zeros_like(p.value) for name, p in layer.named_parameters()}
-    for t in reversed(range(dy.shape[1])):
-        real, (x_t, n, cache) = mask[:, t], caches[t]
-        (du, dx, dold), sums = sru_step_backward(
-            choose(real, dy[:, t], 0), choose(real, dc, 0), cache, layer.v_f.value, layer.v_r.value, layer.scale)
-        dc = choose(real, dold, dc)
-        for name, gradient in zip(("v_f", "v_r", "b_f", "b_r", weight.name), (*sums, n.T @ du)):
-            total[name] += gradient
-        dn = du @ weight.value.T
-        if layer.projection is not None:
-            total["W_q"] += x_t.T @ dn
-            dn = dn @ layer.W_q.value.T
-        dxs.insert(0, choose(real, dn + dx if dx.shape == dn.shape else dn, 0))
-    return np.stack(dxs, axis=1), dc, total
-
-
-# ---- the papers' equations under torch autograd -----------------------------------------------------------
-# Written from the formulas; the attention one sample at a time, on its real steps only, so that no mask is in it.
 
 def pytorch():
     """torch, on one thread as BLAS is (conftest.py); skips the test where it is not installed."""
