@@ -176,7 +176,7 @@ class Decoder(Layer):
 
     words, layers     as the encoder's (tied: the same objects) with TransformerDecoderLayers
     transform         Linear(d, d);  transform_norm: LayerNorm(d)
-    b_v (vocab,)      zero; `begin_with` gives it the words' frequencies
+    b_v (vocab,)      zero; `set_bias_from_counts` gives it the words' frequencies
 
     forward(ids (B, T), s (B, d), predicted=None, rng=None, places=None) -> logits (B, T, vocab), cache; with predicted
     (B, T), True where a next word is predicted, (N, vocab) of these N places only, row by row. Position t sees the ids

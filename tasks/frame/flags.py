@@ -55,9 +55,9 @@ def number(low=None, open_low=False, below=None):
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser whose errors are UsageErrors: one line, without the usage text."""
 
-    def __init__(self, prog, description):
-        super().__init__(prog=prog, description=description, allow_abbrev=False,
-                         formatter_class=argparse.RawDescriptionHelpFormatter)
+    def __init__(self, prog, description, **options):
+        super().__init__(prog=prog, description=description, **{
+            "allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter, **options})
 
     def error(self, message):
         raise UsageError(message)

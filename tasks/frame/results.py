@@ -10,7 +10,6 @@ evaluations of its log (with --whole-log all of it). Checkpoints are not. `figur
 of iterations, `figure --y grad_norm` another column of the log. How a task's runs are shown, its `TASK.shown` says.
 """
 
-import argparse
 import importlib
 import json
 import shlex
@@ -188,16 +187,10 @@ def how_many(runs, seeds):
     return "" if runs == 1 else f", {runs} {'seeds' if runs == seeds else 'runs'}"
 
 
-class _Part(argparse.ArgumentParser):
-    """A subcommand's parser: as OneLineParser."""
-
-    def error(self, message):
-        raise UsageError(message)
-
-
 def main(argv):
     parser = OneLineParser("python -m tasks.frame.results", __doc__)
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Part)
+    commands = parser.add_subparsers(dest="command", required=True,
+                                     parser_class=lambda **options: OneLineParser(description=None, **options))
     one = commands.add_parser("keep", help="copy a finished run into docs/results")
     one.add_argument("folder", help="the run's folder")
     one.add_argument("--as", dest="name", required=True, help="its name there")
