@@ -39,7 +39,7 @@ def restore(path):
     """(model, vocabulary) of a checkpoint of this task. Raises CheckpointError for another or a damaged one."""
     _, meta = load_tensors(path)
     try:
-        config = {**SETTINGS, **meta["config"]}     # settings that are younger than the checkpoint have their default
+        config = {**SETTINGS, **meta["config"], "layer": meta["config"]["layer"]}     # it may be older than a setting
         vocabulary = Vocabulary(config["vocabulary"])
         # In training a step saw at most the memory and its own segment; here it sees no more.
         most = config["unroll"] + (config["unroll"] if config["memory"] is None else config["memory"])
