@@ -98,7 +98,7 @@ KINDS = {
     "Batches": lambda seed: Batches([np.arange(23)], 5, seed),
     "Streams": lambda seed: Streams(np.arange(500, dtype=np.uint16), 3, 5, seed),
     "LengthBatches": lambda seed: LengthBatches(
-        Reviews(np.arange(210), np.cumsum(range(21)), np.zeros(20, int), np.ones(20, int)), 4, seed),
+        Reviews(np.arange(200), np.arange(41) * 5, np.zeros(40, int), np.ones(40, int)), 4, seed),
     "DenoisingBatches": lambda seed: DenoisingBatches([np.arange(5, n) for n in range(8, 28)], 4, seed, vocab=30)}
 
 
