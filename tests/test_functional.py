@@ -30,7 +30,7 @@ def test_values_gradients_and_dtype(name):
 
 def test_every_function_is_listed():
     listed = {name for name, value in vars(functional).items() if hasattr(value, "forward")}
-    assert listed == {*FUNCTIONS, "softmax_attention", "plain_attention"}    # these are in test_attention.py
+    assert listed == {*FUNCTIONS, "softmax_attention", "plain_attention"}    # these two are in test_attention.py
 
 
 def test_softmax_of_huge_values():
@@ -98,12 +98,6 @@ def test_gelu_equals_torchs(name, approximate):
         getattr(functional, name).backward(dy, cache), gradient(leaf), rtol=1e-13, atol=1e-13)
 
 
-def test_the_slope_of_gelu_is_its_own():
-    x = np.linspace(-9, 9, 400)
-    np.testing.assert_allclose(
-        slope("gelu", x), scipy.stats.norm.cdf(x) + x * scipy.stats.norm.pdf(x), rtol=0, atol=1e-15)
-
-
 def test_the_slope_of_gelu_tanh_is_its_own_and_not_that_of_gelu():
     """Its formula's derivative by a complex step, exact to rounding."""
     x = np.linspace(-9, 9, 400)
@@ -112,13 +106,3 @@ def test_the_slope_of_gelu_tanh_is_its_own_and_not_that_of_gelu():
     assert np.abs(slope("gelu_tanh", x) - slope("gelu", x)).max() == pytest.approx(1e-3, rel=0.5)
 
 
-@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
-def test_gelu_writes_neither_its_input_nor_its_cache(name):
-    x = np.linspace(-2, 2, 9)
-    before = x.copy()
-    y, cache = getattr(functional, name).forward(x)
-    held = [array.copy() for array in (y, *cache)]
-    dy = np.ones(9)
-    getattr(functional, name).backward(dy, cache)
-    for got, expected in zip((x, dy, y, *cache), (before, np.ones(9), *held)):
-        np.testing.assert_array_equal(got, expected)

@@ -37,7 +37,8 @@ def dropout_mask(seed, p=0.4):
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
-@pytest.mark.parametrize(("kind", "drop"), [(None, False), ("left padding", True), ("a sample with no real step", True)])
+@pytest.mark.parametrize(("kind", "drop"), [
+    (None, False), ("left padding", True), ("a sample with no real step", True)])
 @pytest.mark.parametrize("projection", [None, 2])
 @pytest.mark.parametrize("activation", ["identity", "tanh"])
 @pytest.mark.parametrize("k", [3, 4])

@@ -19,7 +19,7 @@ from oracles import (
     with_our_weights,
 )
 
-from minigrad import Layer, gradcheck
+from minigrad import Layer
 from minigrad.functional import softmax_attention
 from minigrad.layers import (
     Embedding,
@@ -28,7 +28,6 @@ from minigrad.layers import (
     TransformerDecoderLayer,
     TransformerEncoderLayer,
 )
-from minigrad.optim import Adam
 
 D, HIDDEN, M = 8, 12, 5
 KINDS = mask_kinds()
@@ -95,10 +94,9 @@ def their_attention(layer):
     return with_our_weights(torch.nn.MultiheadAttention(D, layer.heads, batch_first=True), layer)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 8])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "causal"), [(1, True), (8, False), (2, True)])
 @every_mask
-def test_self_attention_equals_torchs_module(kind, causal, heads):
+def test_self_attention_equals_torchs_module(kind, heads, causal):
     layer, mask = attention(heads), MASKS[kind]
     module, future = their_attention(layer), inverted(CAUSAL) if causal else None
     compare(layer, module, lambda x: module(x, x, x, key_padding_mask=inverted(mask), attn_mask=future)[0], (X,),
@@ -107,7 +105,7 @@ def test_self_attention_equals_torchs_module(kind, causal, heads):
 
 @pytest.mark.parametrize("memory", [MEMORY, ROW], ids=["five rows", "one row"])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("heads", [1, 2, 8])
+@pytest.mark.parametrize("heads", [1, 2])
 def test_cross_attention_equals_torchs_module(heads, masked, memory):
     layer = attention(heads)
     module, mask = their_attention(layer), MEMORY_MASK[:, -memory.shape[1]:] | (memory is ROW) if masked else None
@@ -115,9 +113,8 @@ def test_cross_attention_equals_torchs_module(heads, masked, memory):
             {"mask": mask}, None)
 
 
-@pytest.mark.parametrize("d_key", [2, 6, 20])
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_width_of_its_own_equals_torchs_scaled_dot_product_attention(causal, d_key):
+@pytest.mark.parametrize(("d_key", "causal"), [(2, True), (20, False)])
+def test_a_width_of_its_own_equals_torchs_scaled_dot_product_attention(d_key, causal):
     torch = pytorch()
     layer = attention(2, d_key)
     y, dx, ours = all_gradients(layer, X, {"causal": causal}, DY)
@@ -130,7 +127,7 @@ def test_a_width_of_its_own_equals_torchs_scaled_dot_product_attention(causal, d
     assert_close(ours, list(map(gradient, weights.values())), 1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["left padding", "a sample with no real step"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_equals_its_formula_where_some_queries_see_nothing(causal, kind):
     layer, mask = attention(2, 6), KINDS[kind]
@@ -156,15 +153,6 @@ def test_a_row_that_sees_no_key_gives_b_o(memory):
     _, expected, (*most, db_o) = all_gradients(layer, X[others], keywords, DY[others])
     assert_close([array[others] for array in flat(returned)], flat(expected))
     assert_close(parameters, [*most, db_o + DY[1].sum(axis=0)])            # that sample reaches b_o alone
-
-
-def test_a_constant_added_to_every_key_changes_nothing():
-    """So b_k has no gradient, whatever else has."""
-    layer = attention()
-    y, _, _ = all_gradients(layer, X, {"memory": MEMORY}, DY)
-    assert_close(layer.b_k.grad, np.zeros(D), 1e-13)
-    layer.b_k.value += draw(1, 4)[0, 0]
-    assert_close(layer(X, MEMORY), y)
 
 
 # ---- dropout ---------------------------------------------------------------------------------------------
@@ -232,17 +220,10 @@ def test_every_dropout_of_a_layer_equals_torch_with_the_same_drops(memory, norm)
     assert_close(ours, list(map(gradient, weights.values())), 1e-10)
 
 
-@pytest.mark.parametrize("name", ["dropout", "attention_dropout", "cross_dropout"])
-def test_each_dropout_counts_in_training_and_none_in_evaluation(name):
-    layer, plain = decoder(**{name: 0.5}), decoder()
-    assert (layer(X, MEMORY, rng=np.random.default_rng(0)) != plain(X, MEMORY)).any()
-    assert_identical(layer(X, MEMORY), plain(X, MEMORY))
-
-
 # ---- one row of memory -----------------------------------------------------------------------------------
 
 DEAD = ("W_q", "b_q", "W_k", "b_k")
-every_head = pytest.mark.parametrize("heads", [1, 2, 4])
+every_head = pytest.mark.parametrize("heads", [1, 4])
 every_way = pytest.mark.parametrize("fast", [True, False], ids=["fast", "general"])
 
 
@@ -278,20 +259,15 @@ def test_one_key_has_the_weight_1_exactly(size, dtype):
 @every_head
 @every_way
 def test_one_row_gives_queries_and_keys_a_gradient_of_exactly_zero(fast, heads, dtype):
-    layer = one_row_layer(heads, fast, dtype)
-    _, (dquery, dmemory), _ = all_gradients(layer, X.astype(dtype), {"memory": ROW.astype(dtype)}, DY.astype(dtype))
-    assert not dquery.any()
-    assert not any(getattr(layer, name).grad.any() for name in DEAD)
+    """Under a mask and with dropout of the map too, which take the general way."""
+    layer = one_row_layer(heads, fast, dtype, dropout=0.5)
+    x, memory, dy = X.astype(dtype), ROW.astype(dtype), DY.astype(dtype)
+    for more in ({"mask": np.array([[True], [False], [True]])}, {"rng": 0}, {}):
+        _, (dquery, dmemory), _ = all_gradients(layer, x, {"memory": memory, **more}, dy)
+        assert not dquery.any()
+        assert not any(getattr(layer, name).grad.any() for name in DEAD)
     assert dmemory.all()
     assert all(getattr(layer, name).grad.all() for name in ("W_v", "b_v", "W_o", "b_o"))
-
-
-@every_head
-def test_one_row_under_a_mask_gives_queries_and_keys_a_gradient_of_exactly_zero(heads):
-    layer = one_row_layer(heads)
-    _, (dquery, _), _ = all_gradients(layer, X, {"memory": ROW, "mask": np.array([[True], [False], [True]])}, DY)
-    assert not dquery.any()
-    assert not any(getattr(layer, name).grad.any() for name in DEAD)
 
 
 @every_head
@@ -308,60 +284,6 @@ def test_the_fast_way_has_the_dtypes_of_the_general_one(x_dtype, dtype):
         y, cache = layer.forward(X.astype(x_dtype), ROW.astype(x_dtype))
         return [array.dtype for array in (y, *layer.backward(y, cache))]
     assert dtypes(True) == dtypes(False)
-
-
-@every_head
-def test_the_number_of_heads_does_not_matter_for_one_row(heads):
-    assert_close(all_gradients(one_row_layer(heads), X, {"memory": ROW}, DY),
-                 all_gradients(one_row_layer(8), X, {"memory": ROW}, DY), 1e-13)
-
-
-@every_way
-def test_queries_and_their_matrices_do_not_matter_for_one_row(fast):
-    layer = one_row_layer(2, fast)
-    y = layer(X, ROW)
-    assert_identical(layer(X[:, ::-1], ROW), y)
-    assert_identical(layer(100 * X + 1, ROW), y)
-    for name in DEAD:
-        getattr(layer, name).value[...] *= -3
-        assert_identical(layer(X, ROW), y)
-
-
-@every_way
-def test_dead_weights_stay_where_they_are_under_adam(fast):
-    layer = one_row_layer(2, fast)
-    before = {name: p.value.copy() for name, p in layer.named_parameters()}
-    optimizer = Adam(layer.parameters(), lr=0.1)
-    for _ in range(3):
-        all_gradients(layer, X, {"memory": ROW}, DY)
-        optimizer.step()
-    for name, p in layer.named_parameters():
-        assert (p.value == before[name]).all() == (name in DEAD)
-
-
-@every_head
-def test_with_a_second_row_queries_and_keys_have_a_gradient(heads):
-    layer = attention(heads)
-    _, (dquery, _), _ = all_gradients(layer, X, {"memory": MEMORY[:, :2]}, DY)
-    assert np.abs(dquery).max() > 0.01
-    assert all(np.abs(getattr(layer, name).grad).max() > 0.01 for name in ("W_q", "b_q", "W_k"))
-
-
-@every_head
-def test_dropout_of_the_map_takes_the_general_way_and_the_gradients_stay_zero(heads):
-    layer = one_row_layer(heads, dropout=0.5)
-    y, (dquery, _), _ = all_gradients(layer, X, {"memory": ROW, "rng": 0}, DY)
-    assert (y != y[:, :1]).any()                                             # the same at every position no more
-    assert not dquery.any()
-    assert not any(getattr(layer, name).grad.any() for name in DEAD)
-    assert_identical(layer(X, ROW), one_row_layer(heads)(X, ROW))            # no generator: the fast way again
-
-
-@pytest.mark.parametrize("length", [0, 1, 130])
-def test_one_row_for_any_number_of_queries(length):
-    x, dy = draw(length), draw(length, 1)
-    assert_close(all_gradients(one_row_layer(), x, {"memory": ROW}, dy),
-                 all_gradients(one_row_layer(fast=False), x, {"memory": ROW}, dy))
 
 
 @every_norm
@@ -390,8 +312,11 @@ def their_module(kind, layer):
         norm_first=layer.norm == "pre"), layer)
 
 
-@every_norm
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
+every_activation_and_norm = pytest.mark.parametrize(
+    ("activation", "norm"), [("relu", "pre"), ("gelu", "post"), ("gelu_tanh", "pre")])
+
+
+@every_activation_and_norm
 @every_mask
 def test_the_encoder_layer_equals_torchs(kind, activation, norm):
     layer, mask = encoder(norm, activation), MASKS[kind]
@@ -399,8 +324,7 @@ def test_the_encoder_layer_equals_torchs(kind, activation, norm):
     compare(layer, module, lambda x: module(x, src_key_padding_mask=inverted(mask)), (X,), {"mask": mask}, mask)
 
 
-@every_norm
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
+@every_activation_and_norm
 @pytest.mark.parametrize("memory_masked", [False, True])
 @every_mask
 def test_the_decoder_layer_equals_torchs(kind, memory_masked, activation, norm):
@@ -419,7 +343,7 @@ def test_the_decoder_layer_over_one_row_equals_torchs(norm):
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
-@pytest.mark.parametrize("shape", [(D,), (4, D), (2, 3, D), (2, 3, 2, D), (0, D), (2, 0, D)], ids=str)
+@pytest.mark.parametrize("shape", [(D,), (2, 3, D), (2, 3, 2, D), (2, 0, D)], ids=str)
 def test_feed_forward_equals_torch(shape, activation):
     layer, rng = off_their_start(FeedForward(D, HIDDEN, activation, rng=0, dtype="float64")), np.random.default_rng(0)
     x, dy = rng.standard_normal(shape), rng.standard_normal(shape)
@@ -445,7 +369,7 @@ PADDED = {"attention": lambda: self_attention(False), "causal attention": lambda
           "decoder, pre": lambda: decoder("pre")}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gaps", "a sample with no real step"])
 @pytest.mark.parametrize("name", PADDED)
 def test_a_padded_batch_is_its_samples_without_padding(name, kind):
     """y, dx, dmemory and the parameters' gradients; NaN at the padded positions of x, memory and dy never leaks."""
@@ -470,7 +394,7 @@ def test_a_padded_batch_is_its_samples_without_padding(name, kind):
 
 
 @pytest.mark.parametrize("name", ["causal attention", "decoder, post", "decoder, pre"])
-@pytest.mark.parametrize("t", [1, 4, L - 1])
+@pytest.mark.parametrize("t", [1, L - 1])
 def test_a_later_token_changes_no_earlier_output(t, name):
     layer, later = PADDED[name](), X.copy()
     later[:, t:] = 1e3 * draw(L - t, 5)
@@ -482,7 +406,7 @@ def test_a_later_token_changes_no_earlier_output(t, name):
 
 @every_norm
 def test_the_decoder_sees_no_later_token_in_its_gradient(norm):
-    """dy at position t alone: nothing comes back to positions behind it, exactly; all before it have a part."""
+    """dy at position t alone: nothing comes back to later positions, exactly; all earlier ones have a part."""
     layer, t, dy = decoder(norm), 3, np.zeros_like(DY)
     dy[:, t] = DY[:, t]
     _, (dx, _), _ = all_gradients(layer, X, {"memory": MEMORY}, dy)
@@ -490,28 +414,15 @@ def test_the_decoder_sees_no_later_token_in_its_gradient(norm):
     assert dx[:, :t + 1].all()
 
 
-@every_norm
-def test_the_encoder_sees_every_token(norm):
-    later = X.copy()
-    later[:, -1] *= -1                                                       # adding 1 is nothing to a norm
-    assert (encoder(norm)(later) != encoder(norm)(X)).all()
-
-
-@pytest.mark.parametrize("name", ["attention", "encoder, post", "encoder, pre"])
-def test_the_encoder_has_no_order_of_its_own(name):
-    layer, order = PADDED[name](), np.random.default_rng(0).permutation(L)
-    assert_close(layer(X[:, order]), layer(X)[:, order])
-
-
 # ---- tied weights ----------------------------------------------------------------------------------------
 
 class Tied(Layer):
     """An encoder and a decoder that share what both have, over one embedding: its rows are read twice."""
 
-    def __init__(self, norm, shared=True):
+    def __init__(self, norm):
         self.embedding = Embedding(9, D, rng=0, dtype="float64")
         self.encoder = encoder(norm)
-        self.decoder = decoder(norm, shared=self.encoder) if shared else decoder(norm)
+        self.decoder = decoder(norm, shared=self.encoder)
 
     def forward(self, ids, mask=None, rng=None):
         x, embedded = self.embedding.forward(ids, mask=mask)
@@ -541,39 +452,6 @@ def test_sharing_is_by_identity():
     assert {name.split(".")[0] for name in own} == {"cross_attention", "cross_attention_norm"}
 
 
-def test_without_shared_nothing_is_shared():
-    model = Tied("post", shared=False)
-    assert not set(map(id, model.encoder.parameters())) & set(map(id, model.decoder.parameters()))
-
-
-@every_norm
-def test_the_gradient_of_tied_weights_is_that_of_differences(norm):
-    report = gradcheck(Tied(norm), (IDS,), {"mask": MASKS["right padding"]}, mode="direction")
-    assert report.ok, report
-
-
-@every_norm
-def test_the_gradient_of_tied_weights_is_the_sum_of_both_uses(norm):
-    """Of an untied model with the same values, the two gradients of each pair."""
-    tied, untied = Tied(norm), Tied(norm, shared=False)
-    for part in SHARED:
-        for (_, p), (_, q) in zip(getattr(tied.encoder, part).named_parameters(),
-                                  getattr(untied.decoder, part).named_parameters()):
-            q.value[...] = p.value
-    for (_, p), (_, q) in zip(tied.encoder.named_parameters(), untied.encoder.named_parameters()):
-        q.value[...] = p.value
-    for part in ("cross_attention", "cross_attention_norm"):
-        for p, q in zip(getattr(tied.decoder, part).parameters(), getattr(untied.decoder, part).parameters()):
-            q.value[...] = p.value
-    y, _, _ = all_gradients(tied, IDS, {}, DY)
-    assert_identical(y, all_gradients(untied, IDS, {}, DY)[0])
-    theirs = {name: p.grad for name, p in untied.named_parameters()}
-    for name, p in tied.named_parameters():
-        other = name.replace("encoder.", "decoder.")
-        used_twice = name.startswith("encoder.")
-        assert_close(p.grad, theirs[name] + theirs[other] if used_twice else theirs[name])
-
-
 @every_norm
 @every_mask
 def test_tied_weights_equal_torchs_modules_that_share_theirs(kind, norm):
@@ -593,15 +471,6 @@ def test_tied_weights_equal_torchs_modules_that_share_theirs(kind, norm):
     assert_close(model.embedding.W.grad, gradient(W), 1e-10)
     assert_close(grads(model.encoder), their_gradients(ours, model.encoder), 1e-10)
     assert_close(grads(model.decoder), their_gradients(theirs, model.decoder), 1e-10)
-
-
-def test_a_step_moves_tied_weights_once():
-    model = Tied("post")
-    all_gradients(model, IDS, {}, DY)
-    before, gradient_of = model.encoder.attention.W_q.value.copy(), model.encoder.attention.W_q.grad.copy()
-    Adam([*model.encoder.parameters(), *model.decoder.parameters()], lr=0.01).step()
-    step = before - model.decoder.attention.W_q.value
-    assert_close(step, 0.01 * np.sign(gradient_of), 1e-6)
 
 
 # ---- settings and bad input ------------------------------------------------------------------------------
@@ -630,22 +499,13 @@ def test_weights_start_as_glorot_and_biases_at_zero():
     assert len({array.tobytes() for array in matrices}) == len(matrices) == 8
 
 
-def test_a_seed_repeats():
-    first, second, third = (TransformerDecoderLayer(D, 2, HIDDEN, rng=seed) for seed in (3, 3, 4))
-    assert_identical([p.value for p in first.parameters()], [p.value for p in second.parameters()])
-    assert (first.cross_attention.W_o.value != third.cross_attention.W_o.value).any()
-
-
 MASK = KINDS["right padding"]
 
 
 @pytest.mark.parametrize(("call", "error", "sentence"), [
     (lambda: attention()(X[..., :7]), ValueError, r"MultiHeadAttention: query has shape \(3, 7, 7\); expected \(ba"),
-    (lambda: attention()(X[0]), ValueError, r"MultiHeadAttention: query has shape \(7, 8\)"),
     (lambda: attention()(X.astype(int)), TypeError, "MultiHeadAttention: query has dtype int64"),
-    (lambda: attention()(X.tolist()), TypeError, "query is a list"),
     (lambda: attention()(X, MEMORY[..., :7]), ValueError, r"MultiHeadAttention: memory has shape \(3, 5, 7\)"),
-    (lambda: attention()(X, ROW[:, 0]), ValueError, r"MultiHeadAttention: memory has shape \(3, 8\)"),
     (lambda: attention()(X, MEMORY[:1]), ValueError, r"memory has shape \(1, 5, 8\); expected a batch of 3, as query"),
     (lambda: attention()(X, ROW[:1]), ValueError, r"memory has shape \(1, 1, 8\); expected a batch of 3, as query"),
     (lambda: attention()(X, MEMORY.astype(int)), TypeError, "MultiHeadAttention: memory has dtype int64"),
@@ -653,22 +513,15 @@ MASK = KINDS["right padding"]
     (lambda: attention()(X, ROW, causal=True), ValueError, "causal is True and a memory is given"),
     (lambda: attention()(X, mask=MASK[:1]), ValueError, r"mask has shape \(1, 7\); expected \(3, 7\)"),
     (lambda: attention()(X, mask=MASK * 1.0), TypeError, "mask has dtype float64; expected bool"),
-    (lambda: attention()(X, mask=MASK.tolist()), TypeError, "mask is a list"),
     (lambda: attention()(X, MEMORY, mask=MASK), ValueError, r"mask has shape \(3, 7\); expected \(3, 5\)"),
-    (lambda: attention()(X, ROW, mask=MASK), ValueError, r"mask has shape \(3, 7\); expected \(3, 1\)"),
     (lambda: FeedForward(D, 3)(X[..., :7]), ValueError, r"FeedForward: x has shape \(3, 7, 7\); expected \(..., 8\)"),
     (lambda: FeedForward(D, 3)(X.astype(int)), TypeError, "FeedForward: x has dtype int64"),
     (lambda: encoder()(X[..., :7]), ValueError, r"TransformerEncoderLayer: x has shape \(3, 7, 7\)"),
-    (lambda: encoder()(X[0]), ValueError, r"TransformerEncoderLayer: x has shape \(7, 8\)"),
-    (lambda: encoder()(X.astype(int)), TypeError, "TransformerEncoderLayer: x has dtype int64"),
     (lambda: encoder()(X, mask=MASK[:, :6]), ValueError, r"TransformerEncoderLayer: mask has shape \(3, 6\)"),
-    (lambda: encoder()(X, mask=MASK * 1), TypeError, "TransformerEncoderLayer: mask has dtype int64"),
     (lambda: decoder()(X[..., :7], MEMORY), ValueError, r"TransformerDecoderLayer: x has shape \(3, 7, 7\)"),
     (lambda: decoder()(X, MEMORY, mask=MASK * 1), TypeError, "TransformerDecoderLayer: mask has dtype int64"),
     (lambda: decoder()(X, MEMORY[..., :7]), ValueError, r"memory has shape \(3, 5, 7\); expected \(batch, length, 8\)"),
-    (lambda: decoder()(X, ROW[:, 0]), ValueError, r"memory has shape \(3, 8\); expected \(batch, length, 8\)"),
     (lambda: decoder()(X, MEMORY[:2]), ValueError, r"memory has shape \(2, 5, 8\); expected a batch of 3"),
-    (lambda: decoder()(X, MEMORY.tolist()), TypeError, "memory is a list"),
     (lambda: decoder()(X, None), TypeError, "TransformerDecoderLayer: memory is"),
     (lambda: decoder()(X, MEMORY, memory_mask=MASK), ValueError, r"memory_mask has shape \(3, 7\); expected \(3, 5\)"),
     (lambda: decoder()(X, MEMORY, memory_mask=MEMORY_MASK * 1), TypeError, "memory_mask has dtype int64; expected"),
@@ -683,15 +536,11 @@ def test_bad_input(call, error, sentence):
     (lambda: MultiHeadAttention(10, 4), ValueError, "MultiHeadAttention: d_key is 10 and heads 4; expected a width"),
     (lambda: MultiHeadAttention(8, 2, 7), ValueError, "MultiHeadAttention: d_key is 7 and heads 2"),
     (lambda: MultiHeadAttention(8, 0), ValueError, "MultiHeadAttention: heads is 0"),
-    (lambda: MultiHeadAttention(8, 2.0), ValueError, "MultiHeadAttention: heads is 2.0"),
-    (lambda: MultiHeadAttention(0, 1), ValueError, "MultiHeadAttention: d is 0"),
     (lambda: MultiHeadAttention(8, 2, 0), ValueError, "MultiHeadAttention: d_key is 0"),
     (lambda: MultiHeadAttention(8, 2, dropout=1.0), ValueError, "MultiHeadAttention: dropout is 1.0"),
     (lambda: FeedForward(0, 3), ValueError, "FeedForward: d is 0"),
     (lambda: FeedForward(8, None), ValueError, "FeedForward: d_hidden is None"),
     (lambda: FeedForward(8, 3, "swish"), ValueError, "FeedForward: activation is 'swish'; expected one of 'relu'"),
-    (lambda: TransformerEncoderLayer(10, 4, 3), ValueError, "d_key is 10 and heads 4; expected a width that the heads"),
-    (lambda: TransformerEncoderLayer(8, 2, 0), ValueError, "FeedForward: d_hidden is 0"),
     (lambda: TransformerEncoderLayer(8, 2, 3, "both"), ValueError, "TransformerEncoderLayer: norm is 'both'"),
     (lambda: TransformerDecoderLayer(8, 2, 3, "both"), ValueError, "TransformerDecoderLayer: norm is 'both'"),
     (lambda: TransformerDecoderLayer(8, 2, 3, dropout=1), ValueError, "p is 1; expected a number in"),
@@ -710,13 +559,3 @@ def test_bad_settings(make, error, sentence):
         make()
 
 
-@pytest.mark.parametrize("shape", [(1, L, D), (L, D), (B, L, 1)], ids=str)
-@pytest.mark.parametrize(("layer", "inputs", "mask"), [
-    (attention(), (X,), None), (attention(), (X,), MASK), (attention(), (X, ROW), None), (encoder(), (X,), MASK),
-    (encoder("pre", dropout=0.3), (X,), None), (decoder(), (X, MEMORY), MASK),
-    (decoder("pre", dropout=0.3), (X, MEMORY), None)], ids=["attention", "attention, mask", "one row", "encoder, mask",
-                                                            "encoder, dropout", "decoder, mask", "decoder, dropout"])
-def test_a_wrong_upstream_gradient_is_refused_not_broadcast(layer, inputs, mask, shape):
-    _, cache = layer.forward(*inputs, mask=mask, rng=np.random.default_rng(0))
-    with pytest.raises(ValueError, match=r"dy has shape .*; expected \(3, 7, 8\)"):
-        layer.backward(np.ones(shape), cache)

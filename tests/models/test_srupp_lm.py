@@ -37,7 +37,7 @@ def ids_of(length=L, seed=0):
 @every_layer
 @pytest.mark.parametrize("settings", [
     {}, {"layers": 1}, {"layers": 3, "projection": 5}, {"layers": 6, "attention_every": 2},
-    {"layers": 5, "attention_every": 3}, {"layers": 4, "attention_last": 1}, {"layers": 3, "attention_last": 0},
+    {"layers": 5, "attention_every": 3}, {"layers": 4, "attention_last": 1},
     {"layers": 3, "projection": 6, "heads": 2, "window": 4, "dropout": 0.1}], ids=str)
 @pytest.mark.parametrize(("vocab", "d"), [(50, 16), (256, 12)])
 def test_the_count_is_the_number_of_parameters(layer, vocab, d, settings):
@@ -47,8 +47,8 @@ def test_the_count_is_the_number_of_parameters(layer, vocab, d, settings):
 
 @every_layer
 @pytest.mark.parametrize("vocab", [50, 256])
-@pytest.mark.parametrize("layers", [1, 2, 4, 6])
-@pytest.mark.parametrize("parameters", [100_000, 300_000, 1_000_000, 2_000_000])
+@pytest.mark.parametrize("layers", [1, 6])
+@pytest.mark.parametrize("parameters", [100_000, 2_000_000])
 def test_the_width_for_a_number_of_parameters(layer, parameters, layers, vocab):
     """Within 3 %, and no width of the next steps is nearer."""
     d = width_for(layer, parameters, vocab, layers=layers)
@@ -57,21 +57,11 @@ def test_the_width_for_a_number_of_parameters(layer, parameters, layers, vocab):
     assert off[0] == min(off)
 
 
-@pytest.mark.parametrize(("ratio", "heads"), [(4, 1), (8, 1), (4, 2), (2, 4)])
+@pytest.mark.parametrize(("ratio", "heads"), [(8, 1), (4, 2)])
 def test_the_width_fits_ratio_and_heads(ratio, heads):
     d = width_for("srupp", 400_000, 205, layers=3, ratio=ratio, heads=heads)
     assert d % (ratio * heads) == 0
     build("srupp", 205, d, layers=3, projection=d // ratio, heads=heads, rng=0)
-
-
-def test_the_three_variants_and_the_lstm_come_out_alike():
-    """What the comparison at equal parameters rests on, at its own size."""
-    counts = [count_parameters(layer, 205, width_for(layer, 500_000, 205, layers=4), layers=4) for layer in LAYERS]
-    assert max(counts) / min(counts) < 1.03
-
-
-def test_a_width_for_very_few_parameters_is_the_smallest():
-    assert width_for("srupp", 1, 50) == 4
 
 
 # ---- the layers ------------------------------------------------------------------------------------------
@@ -116,14 +106,6 @@ def test_the_recurrent_dropout_leaves_the_last_layer_out():
     for layer in ("sru", "sru-proj", "srupp"):
         model = build(layer, VOCAB, D, layers=3, dropout=0.2, rng=0)
         assert [inner.recurrent_dropout for inner in model.layers.layers] == [0.2, 0.2, 0.0]
-
-
-def test_only_the_attention_differs_between_srupp_at_alpha_0_and_sru_proj():
-    srupp, proj = (build(layer, VOCAB, D, layers=2, rng=0, dtype="float64") for layer in ("srupp", "sru-proj"))
-    theirs = dict(srupp.named_parameters())
-    for name, p in proj.named_parameters():
-        p.value[...] = theirs[name].value
-    assert_identical(srupp(ids_of())[0], proj(ids_of())[0])
 
 
 def test_the_first_logits_are_small():
@@ -182,39 +164,7 @@ def test_no_logit_sees_a_later_symbol(layer):
         assert_identical(model(other)[0][:, :t], logits[:, :t])
 
 
-@every_layer
-def test_the_written_out_initial_state_is_no_state(layer):
-    model = model_of(layer, window=3)
-    assert_close(model(ids_of(), model.initial_state(B))[0], model(ids_of())[0])
-
-
 # ---- gradients -------------------------------------------------------------------------------------------
-
-@every_layer
-@pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
-@pytest.mark.parametrize("dropped", [False, True], ids=["", "dropout"])
-def test_gradients(layer, masked, dropped):
-    model = model_of(layer, window=3, dropout=0.3 if dropped else 0.0)
-    state = tree_map(lambda a: np.ones_like(a) if a.dtype == bool else a + 0.3, model.initial_state(B))
-    keywords = {"state": state, "rng": 3 if dropped else None, "mask": mask_kinds()["gaps"] if masked else None}
-    report = gradcheck(model, (ids_of(),), keywords, mode="direction")
-    assert report.ok, report
-
-
-@every_layer
-def test_a_missing_gradient_of_the_logits_or_of_the_state_is_zero(layer):
-    model = model_of(layer, window=3)
-    (logits, state), cache = model.forward(ids_of())
-    dlogits = np.random.default_rng(0).standard_normal(logits.shape)
-    dstate = tree_map(lambda a: np.ones_like(a) if a.dtype.kind == "f" else None, state)
-    zeros = tree_map(lambda a: np.zeros_like(a) if a.dtype.kind == "f" else None, state)
-
-    def gradients(upstream):
-        model.zero_grad()
-        model.backward(upstream, cache)
-        return grads(model)
-    assert_identical(gradients((dlogits, None)), gradients((dlogits, zeros)))
-    assert_identical(gradients((None, dstate)), gradients((np.zeros_like(logits), dstate)))
 
 
 def loss_and_gradients(model, ids, targets, state=None):
@@ -238,18 +188,6 @@ def test_a_segments_gradients_end_at_its_first_step(layer):
     model.zero_grad()
     loss_and_gradients(model, text[:, 6:12], text[:, 7:], tree_map(np.copy, state))
     assert_close(both, [a + b for a, b in zip(first, grads(model))])
-
-
-@pytest.mark.parametrize("layer", ["sru-proj", "srupp"])
-def test_no_gradient_flows_into_the_memory(layer):
-    model = build(layer, VOCAB, D, layers=2, window=4, rng=0)
-    for name, p in model.named_parameters():
-        p.value += name.endswith("alpha")            # at its start, 0, there would be none anyway
-    state = tree_map(lambda a: a + 1 if a.dtype.kind == "f" else ~a, model.initial_state(B))
-    (logits, _), cache = model.forward(ids_of(), state)
-    _, dstate0 = model.backward((np.ones_like(logits), None), cache)
-    assert all(dmemory is None or not dmemory.any() for _, dmemory, _ in dstate0)
-    assert all(dc.any() for dc, _, _ in dstate0)
 
 
 def test_two_segments_equal_torch_with_a_detached_state():
@@ -319,29 +257,13 @@ def test_bad_settings(settings, sentence):
     ((ids_of().astype(float),), TypeError, "ids has dtype float64; expected integers"),
     ((ids_of() + VOCAB,), ValueError, "ids run from"),
     ((ids_of(), None, np.ones((B, 6), bool)), ValueError, r"mask has shape \(3, 6\)"),
-    ((ids_of(), (None,)), ValueError, "Stack: state is 1 entries; expected a tuple"),
+    ((ids_of(), (None,)), ValueError, r"Stack: state is 1 entries; expected a tuple \(layer 0, layer 1\)"),
     (([[1, 2]],), TypeError, "ids is a list"),
 ])
-@every_layer
+@pytest.mark.parametrize("layer", ["srupp", "lstm"])
 def test_bad_input(layer, arguments, error, sentence):
     with pytest.raises(error, match=sentence):
         model_of(layer).forward(*arguments)
-
-
-@every_layer
-def test_a_state_of_another_batch_is_refused(layer):
-    model = model_of(layer, window=3)
-    _, state = model(ids_of())
-    with pytest.raises(ValueError, match=r"state's \w+ has shape \(3, 8\); expected \(2, 8\)"):
-        model.forward(ids_of()[:2], state)
-
-
-@every_layer
-def test_backward_wants_a_pair(layer):
-    model = model_of(layer)
-    (logits, _), cache = model.forward(ids_of())
-    with pytest.raises(TypeError, match=r"expected the pair \(dy, dstate\)"):
-        model.backward(logits, cache)
 
 
 @every_layer
