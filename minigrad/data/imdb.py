@@ -14,7 +14,6 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
-from zlib import crc32
 
 import numpy as np
 from tqdm import tqdm
@@ -232,7 +231,7 @@ def _load(path, source):
     """Imdb from a file that `_save` wrote; None if it is missing, damaged or something else."""
     try:
         tensors, meta = load_tensors(path)
-        if meta != {"imdb": FORMAT, "crc32": _checksum(tensors)}:
+        if meta != {"imdb": FORMAT}:
             return None
         words = tensors["words"].tobytes().decode("utf-8").split("\n")
         train, test = (Reviews(*(tensors[f"{half}.{name}"] for name in Reviews._fields)) for half in ("train", "test"))
@@ -248,15 +247,8 @@ def _save(path, imdb, quiet):
     tensors["words"] = np.frombuffer("\n".join(imdb.words).encode("utf-8"), np.uint8)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(path, tensors, {"imdb": FORMAT, "crc32": _checksum(tensors)})
+        save_tensors(path, tensors, {"imdb": FORMAT})
     except OSError as error:
         if not quiet and sys.stderr is not None:
             print(f"{path}: cannot be written ({error.strerror or error}); IMDB is read anew the next time",
                   file=sys.stderr)
-
-
-def _checksum(tensors):
-    value = 0
-    for name in sorted(tensors):
-        value = crc32(tensors[name], crc32(name.encode(), value))
-    return value
