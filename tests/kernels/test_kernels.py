@@ -358,8 +358,8 @@ def test_scatter_add_adds_in_the_order_of_the_updates(put):
     np.testing.assert_array_equal(asnumpy(target), [[10], [1]])
 
 
-@pytest.mark.parametrize("ids", [
-    np.array([-1, 2, 5, 3]), np.array([[1, 1], [0, 2]]), np.array([2, 0, 2], "uint8"), np.array([1, 1], "int32")], ids=str)
+@pytest.mark.parametrize("ids", [np.array([-1, 2, 5, 3]), np.array([[1, 1], [0, 2]]), np.array([2, 0, 2], "uint8"),
+                                 np.array([1, 1], "int32")], ids=str)
 def test_scatter_add_takes_any_integers_modulo_V(put, ids):
     target, updates = np.zeros((3, 2)), np.arange(2.0 * ids.size).reshape(*ids.shape, 2)
     expected = target.copy()
