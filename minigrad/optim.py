@@ -1,8 +1,16 @@
 """Optimizers.
 
-g is a parameter's gradient, theta its value; every accumulator starts at zero. `weight_decay` adds
-weight_decay * theta to g inside the step, after any clipping (AdamW and RAdam decay theta itself instead).
-The usual order is: zero_grad, forward, backward, clip, step.
+g is a parameter's gradient, theta its value; every accumulator starts at zero. A step clips, decays, then moves. The
+usual order is: zero_grad, forward, backward, step.
+
+All take these by keyword:
+
+    weight_decay    adds weight_decay * theta to g (AdamW and RAdam decay theta itself instead)
+    no_decay        parameters that weight_decay leaves alone (biases, gains, those that get no gradient)
+    clip_value      every entry of every gradient is first clipped to [-clip_value, clip_value]; None: not
+    clip_norm       then the gradients are scaled so that their global norm is at most clip_norm; None: not
+
+Both clip `Parameter.grad` in place, by `minigrad.clipping`.
 """
 
 import math
@@ -10,14 +18,13 @@ import math
 from minigrad import kernels
 from minigrad.backend import array_module
 from minigrad.check import check_number
+from minigrad.clipping import clip_grad_norm, clip_grad_value
 from minigrad.memory import cache_blocks
 from minigrad.parameter import unique_parameters
 
 
 class Optimizer:
     """Base: a subclass names its accumulators in `slots` and writes `update(theta, g, *accumulators)`.
-
-    no_decay: parameters that weight_decay leaves alone (biases, gains, those that get no gradient).
 
     `accumulators[slot]` is a list of arrays, one a parameter, in the order of `parameters`; with `steps`, the
     number of steps taken, it is all that a continued run needs. They are made with the dtype and on the device that the
@@ -33,12 +40,16 @@ class Optimizer:
     places = ()
     decoupled = False              # weight decay: added to the gradient, or taken from theta itself
 
-    def __init__(self, parameters, lr, weight_decay=0.0, no_decay=()):
+    def __init__(self, parameters, lr, *, weight_decay=0.0, no_decay=(), clip_norm=None, clip_value=None):
         name = type(self).__name__
         self.parameters = unique_parameters(parameters, name)
         check_number(name, "lr", lr, 0, open_high=True)
         check_number(name, "weight_decay", weight_decay, 0, open_high=True)
+        for option, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+            if value is not None:
+                check_number(name, option, value, 0)
         self.lr, self.weight_decay, self.steps = lr, weight_decay, 0
+        self.clip_norm, self.clip_value = clip_norm, clip_value
         spared = {id(parameter) for parameter in unique_parameters(no_decay, name)} if no_decay else set()
         if spared - {id(parameter) for parameter in self.parameters}:
             raise ValueError(f"{name}: no_decay has a parameter that is not among the parameters; expected some of "
@@ -49,6 +60,10 @@ class Optimizer:
 
     def step(self):
         """Move every parameter once, in place."""
+        if self.clip_value is not None:
+            clip_grad_value(self.parameters, self.clip_value)
+        if self.clip_norm is not None:
+            clip_grad_norm(self.parameters, self.clip_norm)
         self.steps += 1
         fused = kernels.of(array_module(self.parameters[0].value))
         if fused and self.fused_step(fused):
@@ -99,8 +114,8 @@ class SGD(Optimizer):
 
     kernel = "sgd"
 
-    def __init__(self, parameters, lr=0.01, weight_decay=0.0, no_decay=()):
-        super().__init__(parameters, lr, weight_decay, no_decay)
+    def __init__(self, parameters, lr=0.01, **options):
+        super().__init__(parameters, lr, **options)
 
     def update(self, theta, g):
         theta -= self.lr * g
@@ -115,8 +130,8 @@ class Momentum(Optimizer):
     slots = ("v",)
     kernel, places = "momentum", ("v",)
 
-    def __init__(self, parameters, lr=0.01, momentum=0.9, nesterov=False, weight_decay=0.0, no_decay=()):
-        super().__init__(parameters, lr, weight_decay, no_decay)
+    def __init__(self, parameters, lr=0.01, *, momentum=0.9, nesterov=False, **options):
+        super().__init__(parameters, lr, **options)
         check_number("Momentum", "momentum", momentum, 0, 1, open_high=True)
         self.momentum, self.nesterov = momentum, nesterov
 
@@ -141,8 +156,8 @@ class Adadelta(Optimizer):
     slots = ("E_g2", "E_d2")
     kernel, places = "adadelta", ("E_g2", "E_d2")
 
-    def __init__(self, parameters, lr=1.0, rho=0.95, eps=1e-6, weight_decay=0.0, no_decay=()):
-        super().__init__(parameters, lr, weight_decay, no_decay)
+    def __init__(self, parameters, lr=1.0, *, rho=0.95, eps=1e-6, **options):
+        super().__init__(parameters, lr, **options)
         check_number("Adadelta", "rho", rho, 0, 1, open_high=True)
         check_number("Adadelta", "eps", eps, 0, open_low=True, open_high=True)
         self.rho, self.eps = rho, eps
@@ -174,15 +189,15 @@ class RMSprop(Optimizer):
     slots = ("E_g2", "E_g", "v")
     kernel, places = "rmsprop", ("E_g2", "E_g", "v")
 
-    def __init__(self, parameters, lr=1e-3, rho=0.9, eps=1e-8, momentum=0.0, centred=False, weight_decay=0.0,
-                 no_decay=(), eps_inside=False):
+    def __init__(self, parameters, lr=1e-3, *, rho=0.9, eps=1e-8, momentum=0.0, centred=False, eps_inside=False,
+                 **options):
         check_number("RMSprop", "rho", rho, 0, 1, open_high=True)
         check_number("RMSprop", "eps", eps, 0, open_low=True, open_high=True)
         check_number("RMSprop", "momentum", momentum, 0, 1, open_high=True)
         self.rho, self.eps, self.momentum = rho, eps, momentum
         self.centred, self.eps_inside = centred, eps_inside
         self.slots = ("E_g2", *(["E_g"] if centred else []), *(["v"] if momentum else []))
-        super().__init__(parameters, lr, weight_decay, no_decay)
+        super().__init__(parameters, lr, **options)
 
     def update(self, theta, g, E_g2, E_g=None, v=None):
         xp = array_module(theta)
@@ -216,8 +231,8 @@ class Adam(Optimizer):
     slots = ("m", "v")
     kernel, places = "adam", ("m", "v")
 
-    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, no_decay=()):
-        super().__init__(parameters, lr, weight_decay, no_decay)
+    def __init__(self, parameters, lr=1e-3, *, betas=(0.9, 0.999), eps=1e-8, **options):
+        super().__init__(parameters, lr, **options)
         name = type(self).__name__
         if not isinstance(betas, tuple | list) or len(betas) != 2:
             raise ValueError(f"{name}: betas is {betas!r}; expected a pair of numbers")
@@ -250,8 +265,8 @@ class AdamW(Adam):
 
     decoupled = True
 
-    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, no_decay=()):
-        super().__init__(parameters, lr, betas, eps, weight_decay, no_decay)
+    def __init__(self, parameters, lr=1e-3, *, weight_decay=0.01, **options):
+        super().__init__(parameters, lr, weight_decay=weight_decay, **options)
 
     def decay(self, theta, g):
         theta *= 1 - self.lr * self.weight_decay
@@ -272,8 +287,8 @@ class RAdam(AdamW):
     five steps are of the second kind; with beta2 <= 2/3 all are.
     """
 
-    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, no_decay=()):
-        super().__init__(parameters, lr, betas, eps, weight_decay, no_decay)
+    def __init__(self, parameters, lr=1e-3, *, weight_decay=0.0, **options):
+        super().__init__(parameters, lr, weight_decay=weight_decay, **options)
 
     def update(self, theta, g, m, v):
         xp, t, (beta1, beta2) = array_module(theta), self.steps, self.betas

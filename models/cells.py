@@ -4,50 +4,62 @@ from minigrad import layers
 from minigrad.check import check_choice
 from minigrad.initializers import generator
 
-# RRA and the LSTM; the plain network and its two steps towards RRA (the paper's equations 3 to 5); what else is in the
-# paper's Table 1; SRU.
-CELLS = ("rra", "lstm", "rnn", "rnn-residual", "rnn-attention", "irnn", "urnn", "rwa", "sru")
+# {name: (label, make(d, h, own, common))}; own: the settings of SETTINGS, common: rng and dtype. RRA and the LSTM; the
+# plain network and its two steps towards RRA (the paper's equations 3 to 5); what else is in the paper's Table 1; SRU.
+TABLE = {
+    "rra": ("RRA, K = {window}", lambda d, h, own, common: layers.RRALSTM(
+        d, h, own["window"], offset=own["offset"], normalize=own["normalize"], forget_bias=own["forget_bias"],
+        init=own["init"], **common)),
+    "lstm": ("LSTM", lambda d, h, own, common: layers.LSTM(
+        d, h, forget_bias=own["forget_bias"], init=own["init"], **common)),
+    "rnn": ("RNN", lambda d, h, own, common: layers.RNN(d, h, **common)),
+    "rnn-residual": ("residual RNN, k = {window}", lambda d, h, own, common: layers.RNN(
+        d, h, residual=own["window"], **common)),
+    "rnn-attention": ("attention RNN, k = {window}", lambda d, h, own, common: layers.RNN(
+        d, h, residual=own["window"], attention=True, **common)),
+    "irnn": ("IRNN", lambda d, h, own, common: layers.IRNN(d, h, **common)),
+    "urnn": ("uRNN", lambda d, h, own, common: layers.URNN(d, h, **common)),
+    "rwa": ("RWA", lambda d, h, own, common: layers.RWA(d, h, **common)),
+    "sru": ("SRU", lambda d, h, own, common: layers.SRU(d, h, **common))}
+CELLS = tuple(TABLE)
 BOTH_WAYS = tuple(f"bi{name}" for name in CELLS)
-LABELS = {"rra": "RRA", "lstm": "LSTM", "rnn": "RNN", "rnn-residual": "residual RNN", "rnn-attention": "attention RNN",
-          "irnn": "IRNN", "urnn": "uRNN", "rwa": "RWA", "sru": "SRU"}
+SETTINGS = {"window": 10, "offset": 2, "normalize": "sum", "forget_bias": 1.0, "init": "orthogonal"}
+# {setting: the cells that it has a meaning for}
+TAKEN_BY = {"window": ("rra", "rnn-residual", "rnn-attention"), "offset": ("rra",), "normalize": ("rra",),
+            "forget_bias": ("rra", "lstm"), "init": ("rra", "lstm")}
 
 
-def build_cell(name, d, h, *, window=10, offset=2, normalize="sum", forget_bias=1.0, init="orthogonal", rng=None,
-               dtype=None):
+def build_cell(name, d, h, *, rng=None, dtype=None, **own):
     """(layer, width): the recurrent layer `name` that maps (B, L, d) to (B, L, width), h units.
 
     name         one of CELLS, or of BOTH_WAYS: two of them, one reading backwards (Bidirectional), 2h wide
     window       K, the states that rra attends to; k of rnn-residual's shortcut from h_{t-k}, and of rnn-attention's
                  weights over h_{t-2} ... h_{t-k}
-    forget_bias  of rra and lstm, with `init`; offset and normalize: of rra
+    forget_bias  of rra and lstm, with `init`; offset and normalize: of rra. Each is 10, 2, "sum" ... (SETTINGS)
 
     The width is h, of urnn 2h: [Re h, Im h]. Raises ValueError for another name, or for a setting that the layer
     rejects.
     """
     check_choice("build_cell", "name", name, CELLS + BOTH_WAYS)
-    rng = generator(rng)
+    unknown = sorted(set(own) - set(SETTINGS))
+    if unknown:
+        raise TypeError(f"build_cell: {unknown[0]} is unknown; expected some of {', '.join(SETTINGS)}")
+    own, common = {**SETTINGS, **own}, {"rng": generator(rng), "dtype": dtype}
+    _, make = TABLE[name.removeprefix("bi") if name in BOTH_WAYS else name]
+    width = 2 * h if name.endswith("urnn") else h
     if name in BOTH_WAYS:
-        settings = {"window": window, "offset": offset, "normalize": normalize, "forget_bias": forget_bias,
-                    "init": init, "rng": rng, "dtype": dtype}
-        (one, width), (other, _) = (build_cell(name.removeprefix("bi"), d, h, **settings) for _ in range(2))
+        one, other = (make(d, h, own, common) for _ in range(2))
         return layers.Bidirectional(one, other), 2 * width
-    common = {"rng": rng, "dtype": dtype}
-    gated = {"forget_bias": forget_bias, "init": init, **common}
-    build = {"rra": lambda: layers.RRALSTM(d, h, window, offset, normalize, **gated),
-             "lstm": lambda: layers.LSTM(d, h, **gated),
-             "rnn": lambda: layers.RNN(d, h, **common),
-             "rnn-residual": lambda: layers.RNN(d, h, residual=window, **common),
-             "rnn-attention": lambda: layers.RNN(d, h, residual=window, attention=True, **common),
-             "irnn": lambda: layers.IRNN(d, h, **common),
-             "urnn": lambda: layers.URNN(d, h, **common),
-             "rwa": lambda: layers.RWA(d, h, **common),
-             "sru": lambda: layers.SRU(d, h, **common)}
-    return build[name](), 2 * h if name == "urnn" else h
+    return make(d, h, own, common), width
 
 
 def label(name, window):
     """A model's name in figures and tables: "RRA, K = 10", "LSTM", "bidirectional RRA, K = 5"."""
-    one = name.removeprefix("bi") if name in BOTH_WAYS else name
-    words = LABELS[one] + {"rra": f", K = {window}", "rnn-residual": f", k = {window}",
-                           "rnn-attention": f", k = {window}"}.get(one, "")
-    return words if one == name else f"bidirectional {words}"
+    if name in BOTH_WAYS:
+        return f"bidirectional {label(name.removeprefix('bi'), window)}"
+    return TABLE[name][0].format(window=window)
+
+
+def taken_by(names):
+    """TAKEN_BY for `names`, some of CELLS and BOTH_WAYS: a setting of rra is one of birra too."""
+    return {key: tuple(name for name in names if name.removeprefix("bi") in cells) for key, cells in TAKEN_BY.items()}

@@ -1,17 +1,15 @@
 """Classification from a recurrent layer's outputs: the model for MNIST and, with an embedding, for IMDB."""
 
-from typing import Any, NamedTuple
-
 from minigrad.backend import array_module
 from minigrad.check import check_choice, check_mask
 from minigrad.initializers import generator
 from minigrad.layer import Layer
 from minigrad.layers import Dropout, Embedding, Linear
 
-READOUTS = ("mean", "last")
+POOLINGS = ("mean", "last")
 
 
-# ---- what is read of the outputs -------------------------------------------------------------------------
+# ---- pooling: what is read of the outputs ------------------------------------------------------------------
 
 class masked_mean:
     """s = 1/n sum over a sample's n real steps of h_t: hs (B, L, h), mask (B, L) or None -> s (B, h); 0 where n is 0.
@@ -27,15 +25,14 @@ class masked_mean:
         else:
             weights = (mask / xp.maximum(mask.sum(axis=1, keepdims=True), 1)).astype(hs.dtype)
             hs = xp.where(mask[:, :, None], hs, 0)               # NaN at a padded step ends here
-        return (weights[:, None] @ hs)[:, 0], (weights,)
+        return (weights[:, None] @ hs)[:, 0], weights
 
     @staticmethod
-    def backward(ds, cache):
-        weights, = cache
+    def backward(ds, weights):
         return weights[:, :, None] * ds[:, None]
 
 
-class ends_of:
+class last_outputs:
     """s = h at the end of reading: hs (B, L, h), mask -> s (B, h); 0 for a sample with no real step.
 
     from_left   columns of hs whose layer reads forwards: their end is the last real step. The others read backwards:
@@ -66,18 +63,11 @@ class ends_of:
 
 # ---- the models ------------------------------------------------------------------------------------------
 
-class _Cache(NamedTuple):
-    cell: Any
-    reading: Any
-    drop: Any
-    readout: Any
-
-
 class SequenceClassifier(Layer):
     """logits = dropout(s) W + b, s the mean over the real steps of the recurrent layer's outputs, or their end.
 
     cell      any recurrent layer with outputs of `width` columns
-    reads     "last": the output at the last real step (of a Bidirectional's backward layer that at the first one);
+    pooling   "last": the output at the last real step (of a Bidirectional's backward layer that at the first one);
               "mean": the masked mean over time (the deeplearning.net tutorial's, which RRA's IMDB settings follow)
     dropout   of s, in training
 
@@ -86,11 +76,11 @@ class SequenceClassifier(Layer):
     cell that is not recurrent.
     """
 
-    def __init__(self, cell, width, classes, reads="last", dropout=0.0, *, rng=None, dtype=None):
+    def __init__(self, cell, width, classes, *, pooling="last", dropout=0.0, rng=None, dtype=None):
         if not getattr(cell, "recurrent", False):
             raise TypeError(f"SequenceClassifier: cell is a {type(cell).__name__}; expected a recurrent layer")
-        check_choice("SequenceClassifier", "reads", reads, READOUTS)
-        self.cell, self.reads = cell, reads
+        check_choice("SequenceClassifier", "pooling", pooling, POOLINGS)
+        self.cell, self.pooling = cell, pooling
         self.drop = Dropout(dropout)
         self.readout = Linear(width, classes, rng=rng, dtype=dtype)
 
@@ -102,19 +92,19 @@ class SequenceClassifier(Layer):
         if mask is not None:
             check_mask("SequenceClassifier", mask, x.shape[:2])
         (hs, _), cell_cache = self.cell.forward(x, mask=mask, rng=rng)       # (B, L, h)
-        if self.reads == "mean":
-            s, reading_cache = masked_mean.forward(hs, mask)                 # (B, h)
+        if self.pooling == "mean":
+            s, pooling_cache = masked_mean.forward(hs, mask)                 # (B, h)
         else:
             from_left, _ = self.cell.columns()
-            s, reading_cache = ends_of.forward(hs, mask, from_left)
+            s, pooling_cache = last_outputs.forward(hs, mask, from_left)
         s, drop_cache = self.drop.forward(s, rng=rng)
         logits, readout_cache = self.readout.forward(s)
-        return logits, _Cache(cell_cache, reading_cache, drop_cache, readout_cache)
+        return logits, (cell_cache, pooling_cache, drop_cache, readout_cache)
 
     def backward(self, dlogits, cache):
-        cell_cache, reading_cache, drop_cache, readout_cache = cache
+        cell_cache, pooling_cache, drop_cache, readout_cache = cache
         ds = self.drop.backward(self.readout.backward(dlogits, readout_cache), drop_cache)
-        dhs = (masked_mean if self.reads == "mean" else ends_of).backward(ds, reading_cache)
+        dhs = (masked_mean if self.pooling == "mean" else last_outputs).backward(ds, pooling_cache)
         dx, _ = self.cell.backward((dhs, None), cell_cache)
         return dx
 
@@ -126,10 +116,11 @@ class TextClassifier(Layer):
     ids have no gradient. Ids at masked positions have no effect. Raises as Embedding and SequenceClassifier do.
     """
 
-    def __init__(self, vocab, d, cell, width, classes=2, reads="mean", dropout=0.0, *, rng=None, dtype=None):
+    def __init__(self, vocab, d, cell, width, classes=2, *, pooling="mean", dropout=0.0, rng=None, dtype=None):
         rng = generator(rng)
         self.embedding = Embedding(vocab, d, rng=rng, dtype=dtype)
-        self.classifier = SequenceClassifier(cell, width, classes, reads, dropout, rng=rng, dtype=dtype)
+        self.classifier = SequenceClassifier(cell, width, classes, pooling=pooling, dropout=dropout, rng=rng,
+                                             dtype=dtype)
 
     def forward(self, ids, mask=None, rng=None):
         x, embedding_cache = self.embedding.forward(ids, mask=mask)

@@ -12,6 +12,15 @@ from minigrad.layers import LSTM, SRU, Dropout, Embedding, Linear, SRUpp, Stack
 from minigrad.layers.recurrent import split_upstream
 
 LAYERS = ("sru", "sru-proj", "srupp", "lstm")      # sru-proj: SRU++ without its attention
+LABELS = {"sru": "SRU", "sru-proj": "projected SRU", "srupp": "SRU++", "lstm": "LSTM"}
+# Settings of `model_of`, and which layers they have a meaning for.
+SETTINGS = {"layer": "srupp", "width": 256, "ratio": 4, "layers": 4, "lstm_layers": 2, "heads": 1, "unroll": 128,
+            "memory": None, "window": None, "attention_every": 1, "attention_last": None, "no_layer_norm": False,
+            "highway_bias": -2.0, "dropout": 0.0, "attention_dropout": 0.0, "dtype": "float32", "seed": 0}
+TAKEN_BY = {**dict.fromkeys(("heads", "memory", "window", "attention_every", "attention_last", "attention_dropout"),
+                            ("srupp",)),
+            "ratio": ("sru-proj", "srupp"), "no_layer_norm": ("sru-proj", "srupp"), "lstm_layers": ("lstm",),
+            "layers": ("sru", "sru-proj", "srupp"), "highway_bias": ("sru", "sru-proj", "srupp")}
 
 
 class LanguageModelCache(NamedTuple):
@@ -165,3 +174,27 @@ def width_for(layer, parameters, vocab, *, ratio=4, heads=1, **settings):
         middle = (low + high) // 2
         low, high = (middle + 1, high) if count(widths[middle]) < parameters else (low, middle)
     return min(widths[max(low - 1, 0):low + 1], key=lambda d: abs(count(d) - parameters))
+
+
+# ---- from a task's settings ------------------------------------------------------------------------------
+
+def sizes(settings):
+    """Keywords of `build` and `count_parameters` on which the number of parameters depends."""
+    return {"layers": settings["lstm_layers" if settings["layer"] == "lstm" else "layers"],
+            "projection": settings["width"] // settings["ratio"], "attention_every": settings["attention_every"],
+            "attention_last": settings["attention_last"], "layer_norm": not settings["no_layer_norm"]}
+
+
+def size_of(settings, vocab):
+    """The number of parameters of `model_of`."""
+    return count_parameters(settings["layer"], vocab, settings["width"], **sizes(settings))
+
+
+def model_of(settings, vocab, window=None):
+    """The model of the settings, {key of SETTINGS: value}; a `window` given here takes the place of theirs."""
+    memory = settings["memory"]
+    if memory is None and settings["window"] is None:
+        memory = settings["unroll"]                 # with a window: as many as it shows, the layer's own choice
+    own = {key: settings[key] for key in ("heads", "highway_bias", "dropout", "attention_dropout", "dtype")}
+    return build(settings["layer"], vocab, settings["width"], memory=memory, window=window or settings["window"],
+                 rng=np.random.default_rng([settings["seed"], 1]), **own, **sizes(settings))

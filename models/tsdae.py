@@ -33,8 +33,8 @@ from minigrad.layers.embedding import LearnedPositions
 from minigrad.layers.transformer import NORMS
 from minigrad.memory import matmul
 from minigrad.parameter import Parameter
-from minigrad.tensors import CheckpointError, fill_exactly, load_tensors, save_tensors
-from minigrad.training.checkpoint import model_tensors
+from minigrad.tensors import CheckpointError, load_tensors, save_tensors
+from minigrad.training import load_model
 
 POOLINGS = ("cls", "mean", "max")
 EVALUATED = 64                  # sentences encoded at a time
@@ -176,7 +176,7 @@ class Decoder(Layer):
 
     words, layers     as the encoder's (tied: the same objects) with TransformerDecoderLayers
     transform         Linear(d, d);  transform_norm: LayerNorm(d)
-    b_v (vocab,)      zero; `begin_with` gives it the words' frequencies
+    b_v (vocab,)      zero; `set_bias_from_counts` gives it the words' frequencies
 
     forward(ids (B, T), s (B, d), predicted=None, rng=None, places=None) -> logits (B, T, vocab), cache; with predicted
     (B, T), True where a next word is predicted, (N, vocab) of these N places only, row by row. Position t sees the ids
@@ -229,7 +229,7 @@ class Decoder(Layer):
         self.words.backward(dx, words_cache)
         return ds
 
-    def begin_with(self, counts):
+    def set_bias_from_counts(self, counts):
         """b_v = log((n_w + 1) / sum (n + 1)), n_w how often word w comes in the text, counts (vocab,): of an untrained
         decoder the words are then as likely as in the text. Else the first thing that E learns is that most words are
         rare, by moving all of their rows in one direction, and rows that are alike say little about a sentence."""
@@ -421,9 +421,8 @@ class TSDAE(Layer):
                 "words": self.vocabulary.words if self.vocabulary else len(self.decoder.b_v.value)}
 
     def save(self, path):
-        """Write the model and its vocabulary to one file."""
-        tensors = {name: parameter.value for name, parameter in self.named_parameters()}
-        save_tensors(path, tensors, {"config": {"model": self.record()}})
+        """Write the model, its vocabulary with it, to one file."""
+        save_tensors(path, self.named_arrays(), {"config": {"model": self.record()}})
 
     @classmethod
     def load(cls, path, device="cpu"):
@@ -433,7 +432,6 @@ class TSDAE(Layer):
         """
         path = Path(path) / BEST if Path(path).is_dir() else Path(path)
         tensors, meta = load_tensors(path)
-        tensors = model_tensors(tensors)
         try:
             settings = dict(meta["config"]["model"])
             words, buckets = settings.pop("words"), settings.pop("buckets", 0)
@@ -442,5 +440,5 @@ class TSDAE(Layer):
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(f"checkpoint {path}: not one of tasks/tsdae.py, or damaged ({what})") from error
-        fill_exactly(model.named_arrays(), tensors, path)
+        load_model(model, path)
         return model.to_device(device)

@@ -1,9 +1,17 @@
 """The ablation of tasks/tsdae.py: one run for each value of noise, ratio, pooling and tying, then a table and a figure.
 
-What TSDAE's authors found on STS-B dev: deletion, with 0.6 of the words deleted, the output at [CLS], encoder and
-decoder tied (Wang et al. 2021, section 7; the values of their table were not at hand).
+    python tasks/tsdae_ablate.py                             all of them, 17 runs
+    python tasks/tsdae_ablate.py --groups ratio --jobs 2     one of them, two runs at a time
+    python tasks/tsdae_ablate.py --resume runs/tsdae/...     make the runs that are missing
+
+All flags of tasks/tsdae.py are taken too. What TSDAE's authors found on STS-B dev: deletion, with 0.6 of the words
+deleted, the output at [CLS], encoder and decoder tied (Wang et al. 2021, section 7; the values of their table were not
+at hand).
+
+Expect: a folder for each run in runs/tsdae/TIME, and ablation.md, ablation.json, ablation.png.
 """
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -11,13 +19,15 @@ import sys
 import time
 from pathlib import Path
 
+from minigrad.data import data_folder
 from minigrad.tensors import CheckpointError, write_atomically
-from minigrad.training.trainer import Interrupted
-from tasks import tsdae_figures
-from tasks.frame.common import SHARED_DEFAULTS, say
-from tasks.frame.run_folder import UsageError, open_run_folder
+from minigrad.training import Interrupted
+from tasks import frame, tsdae, tsdae_figures
+from tasks.frame import UsageError, say, whole
+from tasks.frame.flags import defaults_of, settings_of
+from tasks.frame.run_folder import open_run_folder, write_json
+from tasks.tsdae import LAST
 
-LAST = "TSDAE at the last step"                      # the best one by dev can be the untrained, in a short run
 BASE = "base"                                        # as the settings have it: by default deletion, [CLS], tied
 GROUPS = {
     "ratio": {f"ratio-{ratio:g}": {"ratio": ratio} for ratio in (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)},
@@ -25,32 +35,38 @@ GROUPS = {
     "pooling": {f"{pooling}-pooling": {"pooling": pooling} for pooling in ("cls", "mean", "max")},
     "tie": {"tied": {"no_tie": False}, "not-tied": {"no_tie": True}}}
 VALUES = ("dev", "test", "best", "loss")             # of a row of the table; all but `best` of the last step
-NOT_OF_A_RUN = ("out", "resume", "quiet", "ablate", "jobs")
+NOT_OF_A_RUN = ("out", "resume", "quiet", "groups", "jobs")
 
 
 def names_of(groups):
-    """The groups in --ablate's "A,B". Raises UsageError for one that there is not, or that comes twice."""
+    """The groups in --groups A,B. Raises UsageError for one that there is not, or that comes twice."""
     names = groups.replace(" ", "").split(",")
     for name in names:
         if name not in GROUPS:
-            raise UsageError(f"--ablate has {name!r}; expected names among {', '.join(GROUPS)}")
+            raise UsageError(f"--groups has {name!r}; expected names among {', '.join(GROUPS)}")
         if names.count(name) > 1:
-            raise UsageError(f"--ablate names {name!r} twice; expected each once")
+            raise UsageError(f"--groups names {name!r} twice; expected each once")
     return names
 
 
 def variants(settings):
     """{name: what it changes}, what the settings have themselves coming once, as "base"."""
     found = {BASE: {}}
-    for group in names_of(settings["ablate"]):
+    for group in names_of(settings["groups"]):
         for name, change in GROUPS[group].items():
             if any(settings[key] != value for key, value in change.items()):
                 found[name] = change
     return found
 
 
-def run_grid(settings, defaults):
+def main(argv):
     """Run every variant in a folder of its own, --jobs at a time, each as a command that can be repeated alone."""
+    settings = settings_of(TASK, argv)
+    frame.device_of(settings)
+    corpus = tsdae.open_corpus(settings)            # before anything is written
+    settings["data"] = str(Path(settings["data"] or data_folder()).absolute())
+    if not corpus.sts:
+        raise UsageError("an ablation compares scores on the STS Benchmark; expected --sts FOLDER, not none")
     out, hold = open_run_folder("tsdae", settings)
     planned = variants(settings)
     say(settings, f"writing to {out}: {len(planned)} runs, {', '.join(planned)}")
@@ -61,7 +77,7 @@ def run_grid(settings, defaults):
             while waiting and len(running) < settings["jobs"]:
                 name = waiting.pop(0)
                 running[name] = subprocess.Popen(           # Ctrl-C is for this process alone, which tells them once
-                    command_of({**settings, **planned[name]}, defaults, out / name), stdout=subprocess.PIPE,
+                    command_of({**settings, **planned[name]}, out / name), stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE, text=True, start_new_session=True)
             for name, process in list(running.items()):
                 if process.poll() is not None:
@@ -71,7 +87,7 @@ def run_grid(settings, defaults):
         for process in running.values():            # they save and end, as this one does
             process.terminate()
             process.communicate()
-        raise Interrupted(f"stopped; the runs that were going are saved: go on with --resume {out}") from None
+        raise Interrupted(f"stopped; the runs that were going are saved: continue with --resume {out}") from None
     finally:
         signal.signal(signal.SIGTERM, before)
         for process in running.values():
@@ -82,9 +98,9 @@ def run_grid(settings, defaults):
     del hold
 
 
-def command_of(settings, defaults, folder):
+def command_of(settings, folder):
     """The command line of one run: the settings that are not the defaults."""
-    defaults = {**SHARED_DEFAULTS, **defaults}
+    defaults = defaults_of(tsdae.TASK, {})
     command = [sys.executable, str(Path(__file__).with_name("tsdae.py"))]
     if (folder / "config.json").exists():
         return [*command, "--quiet", "--resume", str(folder)]
@@ -135,7 +151,7 @@ def rows_of(settings, results):
 
 
 def merged(rows):
-    """The rows with the same label as one, the values of its seeds side by side."""
+    """The rows with the same label as one, with the values of all its seeds."""
     found = {}
     for row in rows:
         kept = found.setdefault(row["label"], {**row, **{key: [] for key in VALUES}})
@@ -160,7 +176,27 @@ def show(settings, of_runs, results, out):
     steps = next(iter(results.values()))["steps"]
     text = f"Spearman after {steps:,} steps, {name}, seed {settings['seed']}\n\n{table(rows)}\n"
     write_atomically(out / "ablation.md", text.encode())
-    write_atomically(out / "ablation.json", f"{json.dumps(rows, indent=1)}\n".encode())
+    write_json(out / "ablation.json", rows)
     tsdae_figures.draw_ablation(rows, out / "ablation.png", name)
     print(text, end="", flush=True)
     say(settings, f"figures: {out / 'ablation.png'}")
+
+
+# ---- the command -----------------------------------------------------------------------------------------
+
+def flags(group):
+    tsdae.flags(group)
+    group.add_argument("--groups", metavar="A,B", help=f"some of {', '.join(GROUPS)} (default: all)")
+    group.add_argument("--jobs", type=whole(1), help="runs at a time (default 1)")
+
+
+def check(settings, given):
+    tsdae.check(settings, given)
+    names_of(settings["groups"])
+
+
+TASK = dataclasses.replace(tsdae.TASK, name="tsdae_ablate", description=__doc__, flags=flags, check=check, commands={},
+                           defaults={**tsdae.DEFAULTS, "groups": ",".join(GROUPS), "jobs": 1})
+
+if __name__ == "__main__":
+    sys.exit(frame.exit_status(main))

@@ -7,7 +7,9 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.stats import pearsonr, spearmanr
 
+from minigrad.backend import to_device
 from minigrad.data.sentences import words_of
+from minigrad.losses import softmax_cross_entropy
 
 FITTED_ON = 5000                # training sentences that whitening and uniformity look at, at most
 POSITIVE = 4.0                  # a pair with this gold score or a higher one says the same (alignment)
@@ -20,7 +22,7 @@ def normalized(vectors):
 
 
 def cosines(first, second):
-    """(n,) the cosine of each row of `first` with the same row of `second`, dense or sparse; 0 beside a zero row."""
+    """(n,) the cosine of each row of `first` with the same row of `second`, dense or sparse; 0 for a zero row."""
     products = (first * second).sum(axis=1)
     norms = [np.sqrt((vectors * vectors).sum(axis=1)) for vectors in (first, second)]
     scale = norms[0] * norms[1]
@@ -41,6 +43,24 @@ def score(embed, pairs):
     return correlations(cosines(vectors[:n], vectors[n:]), pairs.scores)
 
 
+def both(embed, sts):
+    """{"dev": [Spearman, Pearson], "test": ...}; None without the benchmark."""
+    return {part: list(score(embed, sts[part])) for part in ("dev", "test")} if sts else None
+
+
+def figures_of(embed, pairs):
+    """What an evaluation says of a model: dev_spearman, dev_pearson, alignment (if pairs say the same), uniformity."""
+    n = len(pairs.scores)
+    vectors = embed(pairs.first + pairs.second)
+    first, second = vectors[:n], vectors[n:]
+    rho, r = correlations(cosines(first, second), pairs.scores)
+    same = pairs.scores >= POSITIVE
+    figures = {"dev_spearman": rho, "dev_pearson": r}
+    if same.any():
+        figures["alignment"] = alignment(first[same], second[same])
+    return {**figures, "uniformity": uniformity(first)}
+
+
 def alignment(first, second):
     """E |f(x) - f(y)|^2 over pairs that say the same, f of length 1; small is good (Wang and Isola 2020, 4.1)."""
     return float(((normalized(first) - normalized(second))**2).sum(axis=1).mean())
@@ -55,6 +75,20 @@ def uniformity(vectors):
     squares = np.maximum(2 - 2 * (f @ f.T), 0)
     n = len(f)
     return math.log(max((np.exp(-2 * squares).sum() - n) / (n * (n - 1)), 1e-300))
+
+
+def rebuilding_losses(model, batches, device):
+    """(loss, the same with each sentence's embedding given to another): what the decoder uses of the embedding."""
+    totals, count = np.zeros(2), 0
+    for batch in batches:
+        noisy, noisy_mask, clean, clean_mask = to_device(batch, device)
+        s, targets = model.encoder(noisy, noisy_mask), model.targets(clean, clean_mask)
+        shifted = s[np.roll(np.arange(len(s)), 1).tolist()]
+        for n, embedding in enumerate((s, shifted)):
+            logits = model.decoder(clean[:, :-1], embedding, clean_mask[:, 1:])
+            totals[n] += float(softmax_cross_entropy.forward(logits, targets)[0]) * len(targets)
+        count += len(targets)
+    return (totals / count).tolist()
 
 
 # ---- whitening -------------------------------------------------------------------------------------------
@@ -108,3 +142,32 @@ def mean_of_words(vocabulary, E):
 def random_words(vocabulary, d, seed):
     """`mean_of_words` with N(0, 1) rows."""
     return mean_of_words(vocabulary, np.random.default_rng(seed).standard_normal((len(vocabulary), d)))
+
+
+# ---- all of them -----------------------------------------------------------------------------------------
+
+def all_scores(trained, untrained, E, corpus, settings):
+    """{name: {"dev": [Spearman, Pearson], "test": ...}}: of the model, then of what it has to beat.
+
+    trained, untrained    embed of the model and of the same before training
+    E                     the trained word embeddings
+    """
+    vocabulary, sts = corpus.vocabulary, corpus.sts
+    asked = [s for part in ("dev", "test") for s in sts[part].first + sts[part].second]
+    fitted = [corpus.train[n] for n in np.random.default_rng([settings["seed"], 6]).permutation(
+        len(corpus.train))[:FITTED_ON]]
+    embeds = {"TSDAE": trained, "untrained encoder": untrained,
+              "mean of the trained word embeddings": mean_of_words(vocabulary, E),
+              "mean of random word vectors": random_words(vocabulary, settings["width"], settings["seed"]),
+              "bag of words": bag_of_words(asked)[0], "TF-IDF": tf_idf(asked, corpus.text)}
+    white = {f"{name}, whitened": whitened(embed, fitted) for name, embed in list(embeds.items())[:4]}
+    return {name: both(embed, sts) for name, embed in {**embeds, **white}.items()}
+
+
+def table(scores, sts):
+    """The scores as lines, the best on test first."""
+    lines = [f"{'Spearman (Pearson)':40}{sts['dev'].name:>32}{sts['test'].name:>40}"]
+    for name, own in sorted(scores.items(), key=lambda item: -item[1]["test"][0]):
+        cells = ["{:.3f} ({:.3f})".format(*own[part]) for part in ("dev", "test")]
+        lines.append(f"{name:40}{cells[0]:>32}{cells[1]:>40}")
+    return "\n".join(lines)

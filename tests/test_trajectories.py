@@ -143,7 +143,7 @@ def texts(step):
 def text_model(name, reads):
     rng = np.random.default_rng(5)
     cell, width = build_cell(name, D, H, window=K, rng=rng, dtype="float64")
-    return TextClassifier(VOCAB, D, cell, width, 2, reads, rng=rng, dtype="float64")
+    return TextClassifier(VOCAB, D, cell, width, 2, pooling=reads, rng=rng, dtype="float64")
 
 
 def our_text_losses(name, reads):

@@ -7,7 +7,29 @@ from minigrad.check import check_count
 POOL = 50           # batches whose examples are sorted by length together
 
 
-class Batches:
+class Epochs:
+    """Base of batches: `per_epoch` steps are an epoch, and each epoch has an order of its own.
+
+    A subclass writes order(epoch) -> [rows of each batch], a function of (seed, epoch), and __getitem__(step).
+    """
+
+    def __init__(self, per_epoch):
+        self.per_epoch = per_epoch
+        self._epoch, self._order = None, None
+
+    def position(self, step):
+        """(epoch, batch within it) of a step."""
+        return divmod(step, self.per_epoch)
+
+    def rows(self, step):
+        """The examples of a step's batch."""
+        epoch, n = self.position(step)
+        if epoch != self._epoch:                                 # a memo of a pure function
+            self._epoch, self._order = epoch, self.order(epoch)
+        return self._order[n]
+
+
+class Batches(Epochs):
     """Shuffled minibatches of aligned arrays; which examples step s sees is a function of (seed, s) alone.
 
     `batches[s]` is the tuple of the arrays' rows at step s. Every epoch has its own permutation, drawn from
@@ -26,20 +48,16 @@ class Batches:
             raise ValueError(f"Batches: the arrays have lengths {lengths}; expected one length")
         if batch_size > lengths[0]:
             raise ValueError(f"Batches: batch_size is {batch_size}, larger than the data ({lengths[0]} examples)")
+        super().__init__(lengths[0] // batch_size)
         self.arrays, self.batch_size, self.seed = tuple(arrays), batch_size, seed
-        self.per_epoch = lengths[0] // batch_size
-        self._epoch, self._order = None, None
 
-    def position(self, step):
-        """(epoch, batch within it) of a step."""
-        return divmod(step, self.per_epoch)
+    def order(self, epoch):
+        """(per_epoch, batch_size)."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.arrays[0]))
+        return order[:self.per_epoch * self.batch_size].reshape(self.per_epoch, self.batch_size)
 
     def __getitem__(self, step):
-        epoch, n = self.position(step)
-        if epoch != self._epoch:                                 # cached: a pure function
-            self._order = np.random.default_rng([self.seed, epoch]).permutation(len(self.arrays[0]))
-            self._epoch = epoch
-        rows = self._order[n * self.batch_size:(n + 1) * self.batch_size]
+        rows = self.rows(step)
         return tuple(array[rows] for array in self.arrays)
 
 

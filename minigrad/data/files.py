@@ -121,6 +121,18 @@ def read_unpacked(path):
         return stream.read()
 
 
+def read_lines(path):
+    """[str]: the stripped lines of a UTF-8 file; see `unpacked`. Raises DataError, naming the line."""
+    lines = []
+    for n, line in enumerate(read_unpacked(path).removesuffix(b"\n").split(b"\n"), 1):
+        try:
+            lines.append(line.decode("utf-8-sig" if n == 1 else "utf-8").strip())
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}, line {n}: not UTF-8 (byte {error.object[error.start]:#04x} at position "
+                            f"{error.start})") from error
+    return lines
+
+
 def check_content(path, official, form=None):
     """Raise DataError unless the file's content is what was published, as far as size and checksum are known."""
     if form is None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minigrad.check import check_count
-from minigrad.data.batches import order_by_length
+from minigrad.data.batches import Epochs, order_by_length
 from minigrad.data.sentences import words_of
 
 SPECIAL = ("[PAD]", "[UNK]")
@@ -66,7 +66,7 @@ def encode_review(text, words_to_ids, vocab):
 
 # ---- batches ---------------------------------------------------------------------------------------------
 
-class LengthBatches:
+class LengthBatches(Epochs):
     """Batches of reviews of similar length: batches[s] -> (ids (B, L) int64, mask (B, L) bool, labels (B,) int64).
 
     longest    a longer review is cut to its first `longest` words; None: none is. `cut` is the number of reviews
@@ -83,24 +83,16 @@ class LengthBatches:
         check_count("LengthBatches", "batch_size", batch_size)
         if len(reviews.labels) < batch_size:
             raise ValueError(f"LengthBatches: {len(reviews.labels)} reviews; expected at least a batch of {batch_size}")
+        super().__init__(len(reviews.labels) // batch_size)
         self.lengths, self.cut = _lengths("LengthBatches", reviews, longest)
         self.reviews, self.batch_size, self.seed = reviews, batch_size, seed
-        self.per_epoch = len(self.lengths) // batch_size
-        self._epoch, self._order = None, None
-
-    def position(self, step):
-        """(epoch, batch within it) of a step."""
-        return divmod(step, self.per_epoch)
 
     def order(self, epoch):
         """(per_epoch, batch_size): the reviews of each batch of an epoch."""
         return order_by_length(self.lengths, self.batch_size, np.random.default_rng([self.seed, epoch]))
 
     def __getitem__(self, step):
-        epoch, n = self.position(step)
-        if epoch != self._epoch:                                 # cached: a pure function
-            self._epoch, self._order = epoch, self.order(epoch)
-        rows = self._order[n]
+        rows = self.rows(step)
         return (*_padded(self.reviews, rows, self.lengths[rows]), self.reviews.labels[rows])
 
 

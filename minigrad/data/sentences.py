@@ -7,8 +7,8 @@ from zlib import crc32
 import numpy as np
 
 from minigrad.check import check_choice, check_count, check_number
-from minigrad.data.batches import order_by_length
-from minigrad.data.files import DataError, read_unpacked
+from minigrad.data.batches import Epochs, order_by_length
+from minigrad.data.files import DataError, read_lines
 
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
 PAD, CLS, SEP, UNK, MASK = range(len(SPECIAL))
@@ -21,15 +21,7 @@ def read_sentences(path):
     Blank lines are left out. Raises DataError, one line, for a file that is missing, damaged, not UTF-8 (with the
     line's number), or without a sentence.
     """
-    sentences = []
-    for number, line in enumerate(read_unpacked(path).split(b"\n"), 1):
-        try:
-            sentence = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}, line {number}: not UTF-8 (byte {error.object[error.start]:#04x} at position "
-                            f"{error.start})") from error
-        if sentence:
-            sentences.append(sentence)
+    sentences = [line for line in read_lines(path) if line]
     if not sentences:
         raise DataError(f"{path}: no sentence in it; expected one a line")
     return sentences
@@ -153,7 +145,7 @@ NOISES = {"delete": delete_words, "swap": swap_words, "mask": mask_words, "repla
 
 # ---- batches ---------------------------------------------------------------------------------------------
 
-class DenoisingBatches:
+class DenoisingBatches(Epochs):
     """Batches of sentences with and without noise: batches[s] -> (noisy, noisy_mask, clean, clean_mask).
 
     sequences    [(n,) int64] the words of each sentence, n > 0; both copies begin with [CLS] and end with [SEP]
@@ -177,6 +169,7 @@ class DenoisingBatches:
             check_count("DenoisingBatches", "longest", longest)
         if len(sequences) < batch_size:
             raise ValueError(f"DenoisingBatches: {len(sequences)} sentences; expected at least a batch of {batch_size}")
+        super().__init__(len(sequences) // batch_size)
         self.sequences = [sequence[:longest] for sequence in sequences]
         self.batch_size, self.seed, self.longest = batch_size, seed, longest
         self.noise, self.ratio, self.vocab = NOISES[noise], ratio, vocab
@@ -184,23 +177,14 @@ class DenoisingBatches:
         if not self.lengths.all():
             raise ValueError(f"DenoisingBatches: sentence {int(self.lengths.argmin()) + 1} has no word; expected at "
                              "least one in each")
-        self.per_epoch = len(self.sequences) // batch_size
-        self._epoch, self._order = None, None
-
-    def position(self, step):
-        """(epoch, batch within it) of a step."""
-        return divmod(step, self.per_epoch)
 
     def order(self, epoch):
         """(per_epoch, batch_size): the sentences of each batch of an epoch."""
         return order_by_length(self.lengths, self.batch_size, np.random.default_rng([self.seed, epoch, 1]))
 
     def __getitem__(self, step):
-        epoch, n = self.position(step)
-        if epoch != self._epoch:                                 # cached: a pure function
-            self._epoch, self._order = epoch, self.order(epoch)
         rng = np.random.default_rng([self.seed, step, 2])
-        clean = [self.sequences[row] for row in self._order[n]]
+        clean = [self.sequences[row] for row in self.rows(step)]
         noisy = [self.noise(ids, self.ratio, self.vocab, rng)[:self.longest] for ids in clean]
         noisy, clean = ([enclosed(ids) for ids in rows] for rows in (noisy, clean))
         return (*padded(noisy), *padded(clean))

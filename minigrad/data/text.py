@@ -1,10 +1,14 @@
 """Texts as sequences of bytes: reading, splitting, the vocabulary, and parallel streams for truncated BPTT."""
 
+import hashlib
 import re
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from minigrad.check import check_count
+from minigrad.data.batches import Epochs
 from minigrad.data.files import FORMS, DataError, Official, data_folder, find_file, official_file, read_unpacked
 
 ENWIK8 = Official("enwik8", "http://mattmahoney.net/dc/enwik8.zip", 100_000_000, "md5:a1fa5ffddb56f4953e226637dabbb36a")
@@ -84,7 +88,47 @@ class Vocabulary:
         return self.values[np.asarray(symbols)].tobytes()
 
 
-class Streams:
+class Text(NamedTuple):
+    """A text in symbols, with its usual parts."""
+
+    path: Path
+    vocabulary: Vocabulary
+    ids: np.ndarray             # (N,) of the whole
+    parts: tuple                # training, validation, test: [(begin, end)]
+    sha256: str
+
+    def record(self):
+        """What is kept of it with a result."""
+        return {"name": self.path.name, "bytes": len(self.ids), "symbols": len(self.vocabulary),
+                "split": [end - begin for begin, end in self.parts], "sha256": self.sha256}
+
+    def describe(self):
+        """One line about it."""
+        train, valid, test = (f"{end - begin:,}" for begin, end in self.parts)
+        part = " (a beginning of enwik8: its figures are not those of the whole)"
+        return (f"{self.path}{part if self.path.name.startswith('enwik8.first') else ''}: {len(self.ids):,} bytes, "
+                f"{len(self.vocabulary)} different ones; {train} for training, {valid} for validation, {test} for the "
+                "test")
+
+
+def open_text(given=None, quiet=False):
+    """The Text of a file; of a folder (by default the data folder) enwik8 or a beginning of it. Raises DataError."""
+    if given is not None and not Path(given).exists():
+        raise DataError(f"{given}: there is no such file or folder")
+    folder = data_folder(given)
+    path = folder if folder.is_file() else find_enwik8(folder, quiet)
+    data = read_text(path)
+    try:
+        lengths = [len(part) for part in split_90_5_5(data)]
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
+    ends = np.cumsum(lengths).tolist()
+    vocabulary = Vocabulary.of(data)
+    return Text(path.absolute(), vocabulary, vocabulary.encode(data), tuple(zip([0, *ends], ends)),
+                hashlib.sha256(data).hexdigest())
+
+
+class Streams(Epochs):
     """Parallel streams of one long text: each row of step s + 1 continues where it ended at step s.
 
     ids          (N,) the symbols of the text
@@ -104,11 +148,7 @@ class Streams:
             raise ValueError(f"Streams: the text has {len(ids):,} symbols; expected at least "
                              f"{batch_size * unroll + 1:,} = batch_size {batch_size} x unroll {unroll} + 1")
         self.ids, self.batch_size, self.unroll, self.seed = ids, batch_size, unroll, seed
-        self.per_epoch = (len(ids) - 1) // (batch_size * unroll)
-
-    def position(self, step):
-        """(epoch, step within it)."""
-        return divmod(step, self.per_epoch)
+        super().__init__((len(ids) - 1) // (batch_size * unroll))
 
     def begins(self, step):
         """True at the first step of an epoch."""

@@ -39,7 +39,7 @@ its rates, and a block of lines per row.
 import sys
 
 from tasks.bench.main import main
-from tasks.frame.common import run
+from tasks.frame import exit_status
 
 if __name__ == "__main__":
-    sys.exit(run(lambda argv: main(argv, __doc__)))
+    sys.exit(exit_status(lambda argv: main(argv, __doc__)))

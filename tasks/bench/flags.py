@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from minigrad.backend import require_working
-from tasks.frame.common import OneLineParser, number, whole
+from tasks.frame import OneLineParser, number, whole
 from tasks.frame.run_folder import UsageError
 
 FULL = {"repeats": 15, "pause": 0.25, "cost_repeats": 5,

@@ -17,7 +17,7 @@ from tasks.bench.gpu_measure import CupyClock, GpuTiming, TimeIsUp, TorchClock, 
 from tasks.bench.gpu_rows import COMPILED, ROWS
 from tasks.bench.measure import verdict
 from tasks.bench.peers import EAGER, TOLERANCE, compared
-from tasks.frame.common import tell
+from tasks.frame import tell
 from tasks.frame.run_folder import UsageError, environment
 
 OUR_LSTM = "minigrad's LSTM"

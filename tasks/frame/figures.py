@@ -1,11 +1,76 @@
 """The tasks' figures, as PNG; no window system is needed and no global state of matplotlib is touched."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 COLOURS = ["#1f5fa8", "#d1622b", "#2f8f5b", "#8a4fa3", "#b08b1e", "#4a4a4a", "#c0392b", "#16a0a0"]
+
+
+class Curve(NamedTuple):
+    """The number by which a task judges its runs, and the figure that shows it over the iterations."""
+
+    metric: str                         # its name among the evaluation's
+    y_label: str
+    title: Callable                     # title(settings)
+    file: str | None = "curve.png"      # None: the task draws it itself
+    best: str | None = None             # the name that chooses `best`, where it is another one
+    maximize: bool = False              # larger is better
+    baseline: Callable | None = None    # baseline(data) -> what the number has to beat, a dashed line
+    baseline_name: str = "baseline"
+    more: Callable = lambda log: {}     # more(log) -> {name: [(step, value)]}, further lines in a run's own figure
+
+
+def draw_curve(task, run):
+    """The figure of one run."""
+    log = run.trainer.log
+    draw_series(task, run.settings, {task.label_of(run.settings): log}, run.data, run.trainer.out,
+                task.curve_of(run.data).more(log))
+
+
+def draw_comparison(task, settings, runs, data, out):
+    """The figure of several: [(settings, log)]."""
+    draw_series(task, settings, {task.label_of(own): log for own, log in runs}, data, out)
+
+
+def draw_series(task, settings, logs, data, out, more=None):
+    curve, horizontal = task.curve_of(data), None
+    if curve.file is None:
+        return
+    if curve.baseline:
+        value = curve.baseline(data)
+        horizontal = (value, f"{curve.baseline_name}: {value:.3f}")
+    series = {name: without_first(log.column(curve.metric)) for name, log in logs.items()}
+    draw_curves(out / curve.file, {**series, **(more or {})}, title=curve.title(settings), x_label="iteration",
+                y_label=curve.y_label, horizontal=horizontal)
+
+
+def mean_between(log, column, evaluations):
+    """[(step, mean)] of a column at the rows where `evaluations`, another one, has a value: the mean since the last."""
+    points, values = [], []
+    for row in log.rows:
+        values += [] if row[column] is None else [row[column]]
+        if row["step"] and row[evaluations] is not None:
+            points.append((row["step"], sum(values) / len(values)))
+            values = []
+    return points
+
+
+def draw_norm(run, title):
+    """grad_norm.png: the gradient's norm over the iterations, and where it is clipped."""
+    clip = run.settings["clip_norm"]
+    draw_curves(run.trainer.out / "grad_norm.png", {"global norm before clipping": run.trainer.log.column("grad_norm")},
+                title=title, x_label="iteration", y_label="gradient norm", log_y=True,
+                horizontal=(clip, f"clipped at {clip:g}") if clip else None)
+
+
+def without_first(points):
+    """[(step, value)] from the first training step on; the untrained model's would squash the figure."""
+    return [(step, value) for step, value in points if step]
 
 
 def new_figure(width=7.0, height=4.2):
@@ -47,7 +112,7 @@ def draw_runs(path, groups, *, title, x_label, y_label, horizontal=None, colours
     axes.margins(x=0.01)
     if log_y:
         axes.set_yscale("log")
-    if len(groups) > 6:                              # many: beside the curves, not over them
+    if len(groups) > 6:                              # many: next to the curves, not over them
         axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     else:
         axes.legend(frameon=False, fontsize=8)
@@ -63,8 +128,6 @@ def mean_points(runs):
 
 def draw_attention_weights(path, weights, offset, title):
     """The normalised weights over training, one line an offset: {k: [(step, w_hat_k)]} (the paper's Figure 7)."""
-    from matplotlib import colormaps
-
     shades = colormaps["turbo"]
     names = {f"$h_{{t-{k + offset - 1}}}$": points for k, points in weights.items()}
     colours = [shades(0.92 * n / max(len(names) - 1, 1)) for n in range(len(names))]

@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+from threadpoolctl import threadpool_info
 
 from minigrad.backend import device_name
 from minigrad.tensors import CheckpointError, write_atomically
+from minigrad.training import FREE_SETTINGS
 
-# What --resume may change.
-RESUMED_WITH = ("steps", "epochs", "target", "device", "threads", "quiet", "data", "sts", "jobs")
+OF_A_CALL = ("out", "resume")                        # settings that config.json keeps as they were at first
 
 
 class UsageError(ValueError):
@@ -48,7 +49,7 @@ def open_run_folder(task, settings):
 
 
 def _new_folder(parent):
-    """parent/TIME, made, with a number behind it when another run began in the same second."""
+    """parent/TIME, made; -2, -3 ... is added when another run began in the same second."""
     now = time.strftime("%Y%m%d-%H%M%S")
     for name in itertools.chain([now], (f"{now}-{n}" for n in itertools.count(2))):
         try:
@@ -85,7 +86,7 @@ class _Held:
 def write_config(out, settings):
     """config.json: the settings, and what they ran on (that part is for the reader; resume does not need it)."""
     where = device_name(settings.get("device", "cpu"))
-    _write_json(Path(out) / "config.json", {"settings": settings, "ran_on": {**environment(), "device": where}})
+    write_json(Path(out) / "config.json", {"settings": settings, "ran_on": {**environment(), "device": where}})
 
 
 def note_resumed(out, settings):
@@ -94,13 +95,14 @@ def note_resumed(out, settings):
     Raises CheckpointError when it is missing or damaged.
     """
     config = _read_config(out)
-    config["settings"].update((key, settings[key]) for key in RESUMED_WITH if key in settings)
+    config["settings"].update((key, settings[key]) for key in FREE_SETTINGS if key in settings and key not in OF_A_CALL)
     config["resumed_with"] = [*config.get("resumed_with", []), environment()["command"]]
-    _write_json(Path(out) / "config.json", config)
+    write_json(Path(out) / "config.json", config)
 
 
-def _write_json(path, content):
-    write_atomically(path, json.dumps(content, indent=1).encode("utf-8"))
+def write_json(path, content):
+    """JSON with one value on a line, written atomically."""
+    write_atomically(path, f"{json.dumps(content, indent=1)}\n".encode())
 
 
 def read_config(out):
@@ -121,7 +123,12 @@ def environment():
     """Command, commit, versions and processor: what a measured figure depends on."""
     return {"command": shlex.join(["python", *sys.argv]), "commit": _commit(), "python": platform.python_version(),
             "numpy": np.__version__, "cpu": _cpu(), "cores": os.cpu_count(),
-            "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS", "unset"), "date": time.strftime("%Y-%m-%d")}
+            "blas_threads": _blas_threads(), "date": time.strftime("%Y-%m-%d")}
+
+
+def _blas_threads():
+    counts = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    return str(max(counts)) if counts else "unknown"
 
 
 def _commit():

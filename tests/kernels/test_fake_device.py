@@ -36,9 +36,8 @@ from minigrad.data import Vocabulary
 from minigrad.layers import IRNN, LSTM, RNN, RRALSTM, RWA, SRU, URNN, Bidirectional, SinusoidalPositions, SRUpp
 from minigrad.tensors import fill_exactly, load_tensors, save_tensors
 from models.regressor import SequenceRegressor
-from tasks import adding, char_lm, clipping
+from tasks import adding, char_lm_generate, clipping, frame
 from tasks.frame import classify
-from tasks.frame.common import run
 
 pytestmark = pytest.mark.usefixtures("fake_gpu")
 
@@ -250,7 +249,7 @@ def test_a_task_runs_there_and_says_the_same(task, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("quick_figures")
 def test_the_table_of_clipping_is_the_same_there(tmp_path):
     for device in ("cpu", "gpu"):
-        clipping.main(["--only", "table", "--seeds", "1", "--steps", "3", "--train-size", "20", "--test-size", "10",
+        clipping.main(["table", "--seeds", "1", "--steps", "3", "--train-size", "20", "--test-size", "10",
                        "--batch-size", "5", "-S", "6", "--hidden", "4", "--dtype", "float64", "--quiet",
                        "--device", device, "--out", str(tmp_path / device)])
     (_, *here), (_, *there) = (
@@ -264,7 +263,7 @@ def test_the_table_of_clipping_is_the_same_there(tmp_path):
 def test_text_is_written_and_encoded_there():
     model, *_ = char_lm_family()
     vocabulary = Vocabulary(np.arange(97, 104, dtype="uint8"))
-    texts = [list(itertools.islice(char_lm.generate(model.to_device(device), vocabulary, b"ab", 1.0, 0, device), 12))
+    texts = [list(itertools.islice(char_lm_generate.generate(model.to_device(device), vocabulary, b"ab", 1.0, 0, device), 12))
              for device in ("cpu", "gpu")]
     assert texts[0] == texts[1]
     model, *_ = tsdae_family()
@@ -280,10 +279,9 @@ def test_an_evaluation_of_classes(tmp_path):
     figures = []
     for device in ("cpu", "gpu"):
         model.to_device(device)
-        evaluation = classify.Evaluation(lambda: [batches[0]], lambda: [batches[0], batches[1]], 1, 1, "test_accuracy",
-                                         device)
-        evaluation.step = lambda: 1
-        figures.append(evaluation(model))
+        evaluation = classify.Evaluation({"steps": 1}, lambda: [batches[0]], lambda: [batches[0], batches[1]], 1,
+                                         "test_accuracy", device)
+        figures.append(evaluation(model, 1))
     assert figures[0] == pytest.approx(figures[1], rel=1e-9)
     assert {"test_accuracy", "test_accuracy_all", "w_hat_1", "w_hat_backward_2"} <= set(figures[0])
 
@@ -291,6 +289,6 @@ def test_an_evaluation_of_classes(tmp_path):
 def test_an_odd_switch_of_the_kernels_is_one_line(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("MINIGRAD_KERNELS", "off")
     argv = [*map(str, SMALL[adding]), "--device", "gpu", "--steps", "1", "--out", str(tmp_path / "run")]
-    assert run(adding.main, argv) == 2
+    assert frame.run(adding.TASK, argv) == 2
     assert capsys.readouterr().err == "error: MINIGRAD_KERNELS is 'off' in the environment; expected 0 or 1\n"
     assert not (tmp_path / "run").exists()

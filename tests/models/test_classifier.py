@@ -11,7 +11,7 @@ from minigrad.losses import softmax_cross_entropy
 from minigrad.optim import Adam
 from models import classifier
 from models.cells import BOTH_WAYS, CELLS, build_cell, label
-from models.classifier import SequenceClassifier, TextClassifier, ends_of, masked_mean
+from models.classifier import SequenceClassifier, TextClassifier, last_outputs, masked_mean
 
 MASKS = {"no mask": None, **mask_kinds()}
 every_mask = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
@@ -56,12 +56,12 @@ def test_the_ends_are_those_of_a_plain_loop(mask, from_left):
                 t = steps[-1] if column < from_left else steps[0]
                 expected[b, column] = hs[b, t, column]
                 dhs[b, t, column] = ds[b, column]
-    s, cache = ends_of.forward(hs, mask, from_left)
+    s, cache = last_outputs.forward(hs, mask, from_left)
     assert_identical(s, expected)
-    assert_identical(ends_of.backward(ds, cache), dhs)
+    assert_identical(last_outputs.backward(ds, cache), dhs)
 
 
-READINGS = {"mean": (masked_mean, ()), "ends": (ends_of, (2,))}
+READINGS = {"mean": (masked_mean, ()), "ends": (last_outputs, (2,))}
 
 
 @every_mask
@@ -106,7 +106,7 @@ def both_ways(seed=0, left=3, right=2):
 @every_mask
 def test_last_reads_each_direction_at_its_own_end(mask):
     cell = both_ways()
-    model = SequenceClassifier(cell, 5, 3, "last", rng=0, dtype="float64")
+    model = SequenceClassifier(cell, 5, 3, rng=0, dtype="float64")
     x = outputs(2, D)
     s, at_the_last = np.zeros((B, 5)), np.zeros((B, 5))
     for b in range(B):
@@ -140,9 +140,9 @@ def test_a_cells_columns_are_those_of_its_outputs(name):
     assert cell.columns() == (width, width)
 
 
-@pytest.mark.parametrize("reads", classifier.READOUTS)
-def test_a_sample_with_no_real_step_is_told_by_the_bias_alone(reads):
-    model = SequenceClassifier(RRALSTM(D, H, 2, rng=0, dtype="float64"), H, 3, reads, rng=1, dtype="float64")
+@pytest.mark.parametrize("pooling", classifier.POOLINGS)
+def test_a_sample_with_no_real_step_is_told_by_the_bias_alone(pooling):
+    model = SequenceClassifier(RRALSTM(D, H, 2, rng=0, dtype="float64"), H, 3, pooling=pooling, rng=1, dtype="float64")
     model.readout.b.value[...] = [1, 2, 3]
     x = outputs(2, D)
     x[1] = np.nan
@@ -154,7 +154,7 @@ def test_a_sample_with_no_real_step_is_told_by_the_bias_alone(reads):
 
 
 def test_dropout_of_what_is_read_only_in_training():
-    make = lambda p: SequenceClassifier(LSTM(D, H, rng=0, dtype="float64"), H, 3, "mean", p, rng=1, dtype="float64")
+    make = lambda p: SequenceClassifier(LSTM(D, H, rng=0, dtype="float64"), H, 3, pooling="mean", dropout=p, rng=1, dtype="float64")
     model, without, x = make(0.5), make(0.0), outputs(2, D)
     assert_identical(model(x), without(x))
     assert_identical(without.forward(x, rng=np.random.default_rng(0))[0], without(x))
@@ -168,7 +168,7 @@ def test_dropout_of_what_is_read_only_in_training():
 
 @pytest.mark.parametrize(("make", "sentence"), [
     (lambda: SequenceClassifier(Linear(D, H), H, 3), "SequenceClassifier: cell is a Linear; expected a recurrent la"),
-    (lambda: SequenceClassifier(LSTM(D, H), H, 3, "first"), "reads is 'first'; expected one of 'mean', 'last'"),
+    (lambda: SequenceClassifier(LSTM(D, H), H, 3, pooling="first"), "pooling is 'first'; expected one of 'mean', 'last'"),
     (lambda: SequenceClassifier(LSTM(D, H), H, 3, dropout=1.0), r"Dropout: p is 1.0; expected a number in \[0, 1\)"),
     (lambda: SequenceClassifier(LSTM(D, H), H, 0), "Linear: .* is 0; expected a whole number of at least 1"),
     (lambda: SequenceClassifier(LSTM(D, H), H, 3)(np.zeros((B, 0, D), "float32")), r"x has shape \(3, 0, 4\); expec"),
@@ -283,11 +283,11 @@ def overfitted(model, x, mask, labels, lr, steps):
     return losses[0], losses[-1]
 
 
-@pytest.mark.parametrize(("name", "reads"), [("rra", "mean"), ("birra", "last")])
-def test_one_batch_of_texts_is_overfitted(name, reads):
+@pytest.mark.parametrize(("name", "pooling"), [("rra", "mean"), ("birra", "last")])
+def test_one_batch_of_texts_is_overfitted(name, pooling):
     rng = np.random.default_rng(0)
     cell, width = build_cell(name, D, H, window=3, rng=rng)
-    model = TextClassifier(12, D, cell, width, 2, reads, rng=rng)
+    model = TextClassifier(12, D, cell, width, 2, pooling=pooling, rng=rng)
     ids, labels = rng.integers(0, 12, (6, L)), rng.integers(0, 2, 6)
     first, last = overfitted(model, ids, np.concatenate(list(mask_kinds().values())[:2]), labels, 0.05, 60)
     assert last < 0.02 < first
@@ -297,7 +297,7 @@ def test_one_batch_of_texts_is_overfitted(name, reads):
 def test_one_batch_of_sequences_is_overfitted(name):
     rng = np.random.default_rng(0)
     cell, width = build_cell(name, D, 8, window=3, rng=rng)
-    model = SequenceClassifier(cell, width, 3, "last", rng=rng)
+    model = SequenceClassifier(cell, width, 3, rng=rng)
     assert isinstance(cell, URNN) == (width == 16)
     x, labels = rng.standard_normal((6, L, D)).astype("float32"), rng.integers(0, 3, 6)
     first, last = overfitted(model, x, None, labels, 0.05, 80)

@@ -23,14 +23,14 @@ from minigrad.layers import IRNN, LSTM, RNN, RRALSTM, RWA, SRU, URNN, Bidirectio
 from minigrad.losses import mean_squared_error, softmax_cross_entropy
 from minigrad.optim import SGD, Adadelta, Adam, AdamW, Momentum, RAdam, RMSprop
 from minigrad.tensors import load_tensors
-from minigrad.training.runlog import read_log
-from minigrad.training.trainer import Trainer
+from minigrad.training import Trainer, read_log
 from models.classifier import SequenceClassifier, TextClassifier
 from models.regressor import SequenceRegressor
 from models.srupp_lm import LanguageModel
 from models.tsdae import TSDAE
 from tasks import adding, char_lm, imdb, pixel_mnist, tsdae
 from tasks.frame import classify
+from tasks.frame.run import main
 
 
 class Device(NamedTuple):
@@ -206,9 +206,9 @@ def trainer_of(family, device, out, seed=0, **more):
     model, batches, forward_backward, settings = family()
     model.to_device(device)
     if isinstance(model, LanguageModel):
-        settings["carried"] = model.initial_state(batches.batch_size)
+        settings["initial_state"] = model.initial_state(batches.batch_size)
 
-    def evaluate(model):
+    def evaluate(model, step):
         return {"size": float(sum(abs(p.value).sum() for p in model.parameters()))}
     out.mkdir(exist_ok=True)
     return Trainer(model, Adam(model.parameters(), lr=0.01), batches, forward_backward, evaluate, out=out, best="size",
@@ -285,11 +285,11 @@ def data_of(task, folder, monkeypatch):
 
 
 def task_agrees(task, tmp_path, monkeypatch):
-    """Three steps of a task through its `main`, with --device cpu and gpu: the same log."""
+    """Three steps of a task through its command line, with --device cpu and gpu: the same log."""
     (tmp_path / "data").mkdir()
     data = data_of(task, tmp_path / "data", monkeypatch)
     for device in ("cpu", "gpu"):
-        task.main([str(word) for word in [
+        main(task.TASK, [str(word) for word in [
             *SMALL[task], *data, "--dtype", "float64", "--steps", "3", "--eval-every", "2", "--clip-norm", "1",
             "--device", device, "--out", tmp_path / device, "--quiet"]])
     logs = sorted(path.relative_to(tmp_path / "cpu") for path in (tmp_path / "cpu").rglob("log.csv"))

@@ -20,7 +20,7 @@ from tasks.bench import imdb, layers, main as bench, measure, peers, rnns_peers,
 from tasks.bench.flags import FULL, QUICK, parse
 from tasks.bench.measure import Side, Timing
 from tasks.bench.srupp_peers import OFFICIAL
-from tasks.frame.common import run
+from tasks.frame import exit_status as run
 
 ROOT = Path(__file__).resolve().parents[3]
 ARGV = ["--quick", "--repeats", "1"]
