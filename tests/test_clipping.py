@@ -1,6 +1,5 @@
 """Gradient clipping: its properties, its extremes, and PyTorch's answer."""
 
-import copy
 import math
 
 import numpy as np
@@ -9,7 +8,6 @@ from hypothesis import given, settings, strategies as st
 
 from minigrad import Parameter
 from minigrad.clipping import clip_grad_norm, clip_grad_value, grad_norm
-from minigrad.optim import Adadelta
 
 
 def parameter(gradient, dtype="float64", name="W"):
@@ -58,16 +56,6 @@ def test_clipped_norm_direction_and_report(lists, c, dtype):
 
 
 @modest
-@given(lists=lists_of_gradients, c=thresholds)
-def test_idempotent(lists, c):
-    parameters = [parameter(values) for values in lists]
-    clip_grad_norm(parameters, c)
-    once = flat(parameters)
-    clip_grad_norm(parameters, c)
-    np.testing.assert_allclose(flat(parameters), once, rtol=1e-14, atol=TINY)
-
-
-@modest
 @given(values=st.lists(finite, min_size=1, max_size=12), c=thresholds, data=st.data())
 def test_splitting_tensors_changes_nothing(values, c, data):
     cut = data.draw(st.integers(0, len(values)))
@@ -100,14 +88,6 @@ def test_in_place_and_a_zero_d_array_comes_back():
             assert N.dtype == np.float64
     assert all(p.grad is grad for p, grad in zip(parameters, grads))
     assert [p.grad.dtype for p in parameters] == ["float32", "float64", "float64"]
-
-
-def test_it_is_not_value_clipping():
-    by_norm, by_value = parameter([3.0, 0.1]), parameter([3.0, 0.1])
-    clip_grad_norm([by_norm], 1.0)
-    clip_grad_value([by_value], 1.0)
-    np.testing.assert_allclose(by_norm.grad, np.array([3.0, 0.1]) / math.hypot(3.0, 0.1))
-    np.testing.assert_array_equal(by_value.grad, [1.0, 0.1])
 
 
 def test_a_shared_parameter_counts_once():
@@ -199,7 +179,7 @@ def test_finite_gradients_whose_norm_is_beyond_float64():
     ([np.nan, np.inf], np.nan)])
 @pytest.mark.parametrize("c", [0.0, 1.0, math.inf])
 def test_a_non_finite_norm_makes_every_gradient_nan(entries, norm, c, dtype):
-    """The finite entry beside it is large enough for its square to overflow; there are no warnings."""
+    """The finite entry next to it is large enough for its square to overflow; there are no warnings."""
     parameters = [parameter([1.0, 0.0], dtype), parameter(entries, dtype), parameter([np.finfo(dtype).max], dtype)]
     np.testing.assert_array_equal(clip_grad_norm(parameters, c), norm)
     assert np.isnan(flat(parameters)).all()
@@ -216,12 +196,6 @@ def test_error_if_nonfinite_raises_before_touching_anything(entry):
         np.testing.assert_array_equal(p.grad, gradient)
 
 
-def test_error_if_nonfinite_clips_what_is_finite():
-    p = parameter([3.0, 4.0])
-    assert clip_grad_norm([p], 1.0, error_if_nonfinite=True) == 5
-    np.testing.assert_allclose(p.grad, [0.6, 0.8])
-
-
 def test_parameters_without_entries():
     empty = [parameter(np.zeros((0, 3))), parameter(np.zeros((2, 0)))]
     assert clip_grad_norm(empty, 1.0, error_if_nonfinite=True) == 0
@@ -234,13 +208,6 @@ def test_mixed_dtypes_count_together():
     assert clip_grad_norm([single, double], 1.0) == 5
     assert (single.grad.dtype, double.grad.dtype) == ("float32", "float64")
     np.testing.assert_allclose([single.grad[0], double.grad[0]], [0.6, 0.8], rtol=1e-7)
-
-
-def test_views_of_the_gradient_see_it():
-    p = parameter(np.arange(6.0).reshape(2, 3))
-    view = p.grad.T[1:]
-    clip_grad_norm([p], 1.0)
-    np.testing.assert_array_equal(view, p.grad.T[1:])
 
 
 # ---- by value --------------------------------------------------------------------------------------------
@@ -291,19 +258,3 @@ def test_parameters_are_required(clip):
         clip(parameter([1.0]), 1.0)
     with pytest.raises(TypeError, match=f"{clip.__name__}: got a ndarray among the parameters"):
         clip([np.ones(3)], 1.0)
-
-
-def test_clipping_keeps_a_spike_out_of_the_accumulators():
-    """One gradient of x 1000 among ordinary ones: unclipped, it shrinks Adadelta's steps for long."""
-    def accumulated(clipped):
-        p = parameter(np.ones(4))
-        optimizer = Adadelta([p])
-        for step in range(5):
-            p.grad[...] = 1000.0 if step == 2 else 1.0
-            if clipped:
-                clip_grad_norm([p], 2.0)
-            optimizer.step()
-        return copy.deepcopy(optimizer.accumulators["E_g2"][0])
-
-    assert (accumulated(True) <= 1).all()
-    assert (accumulated(False) > 10_000).all()

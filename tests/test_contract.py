@@ -1,6 +1,5 @@
 """Every public layer through every rule of the contract (shared design, "Checking"); see cases.py for the table."""
 
-import copy
 import importlib
 import inspect
 import pkgutil

@@ -279,9 +279,9 @@ total                           6,040"""
 
 
 def make(seed, d=3, dtype="float32"):
-    """Layers with a shared one and with a buffer."""
-    cell = Linear(d, d, rng=seed, dtype=dtype)
-    return Holder(layers=[cell, Residual(cell)], cell=URNN(d, 4, rng=seed, dtype=dtype))
+    """Shared layers, one of them with a buffer."""
+    linear, cell = Linear(d, d, rng=seed, dtype=dtype), URNN(d, 4, rng=seed, dtype=dtype)
+    return Holder(layers=[linear, Residual(linear)], cell=cell, again=[cell])
 
 
 def values(layer):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from minigrad import Parameter, Sequential, memory
+from minigrad.clipping import clip_grad_norm, clip_grad_value
 from minigrad.layers import Linear
 from minigrad.optim import SGD, Adadelta, Adam, AdamW, Momentum, RAdam, RMSprop
 
@@ -351,6 +352,24 @@ def test_optimizers_minimise():
         assert abs(p.value).max() < (2.5 if name == "Adadelta" else 0.1), name
 
 
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_clipping_is_part_of_a_step(name):
+    """By value, then by norm, as the functions do it, before the decay: bit for bit."""
+    ours, _, _, lr, settings = CASES[name]
+    (parameters, gradients), (others, _) = parameters_and_gradients(), parameters_and_gradients()
+    clipping = ours(parameters, lr=lr, clip_norm=1.0, clip_value=0.5, **settings)
+    plain = ours(others, lr=lr, **settings)
+    for step in gradients[:5]:
+        for p, other, g in zip(parameters, others, step):
+            p.grad[...] = other.grad[...] = g
+        clipping.step()
+        clip_grad_value(others, 0.5)
+        assert clip_grad_norm(others, 1.0) > 1
+        plain.step()
+    for p, other in zip(parameters, others):
+        np.testing.assert_array_equal(p.value, other.value)
+
+
 # ---- parameters that are not decayed ---------------------------------------------------------------------
 
 
@@ -415,6 +434,7 @@ def test_parameters_are_required(make):
 
 
 BAD = {"lr": [-0.1, np.nan, np.inf, "0.1", None, True], "weight_decay": [-1, np.nan, np.inf],
+       "clip_norm": [-1, np.nan, "1"], "clip_value": [-1, np.nan, "1"],
        "momentum": [-0.1, 1, 1.5, np.nan], "rho": [-0.1, 1, np.nan], "eps": [0, -1e-8, np.nan, np.inf],
        "betas": [0.9, (0.9,), (0.9, 0.99, 0.999), None], "betas[0]": [(1.0, 0.9), (-0.1, 0.9), (np.nan, 0.9)],
        "betas[1]": [(0.9, 1), (0.9, "x")]}
@@ -425,7 +445,7 @@ TAKES = {SGD: [], Momentum: ["momentum"], Adadelta: ["rho", "eps"], RMSprop: ["r
 
 @pytest.mark.parametrize("make", TAKES)
 def test_bad_settings_are_named(make):
-    for argument in ["lr", "weight_decay", *TAKES[make]]:
+    for argument in ["lr", "weight_decay", "clip_norm", "clip_value", *TAKES[make]]:
         for value in BAD[argument]:
             with pytest.raises(ValueError) as error:
                 make([Parameter(np.zeros(1))], **{argument.partition("[")[0]: value})

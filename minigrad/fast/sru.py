@@ -1,4 +1,4 @@
-"""The fast recurrence of SRU and SRU++ over a sequence; its equations stand plainly in sru.py.
+"""The fast recurrence of SRU and SRU++ over a sequence; its equations are in minigrad/layers/sru.py.
 
 Time first, slices first: u is (k, T, B, h), so that a slice of a step is one contiguous block, and the k products are
 one batched product of (T B, w + 1) rows, the last column being a one that carries the biases. As
@@ -47,7 +47,7 @@ def recurrence_forward(n, x, c, weights, *, scale=1.0, activation="identity", m=
 
     u0, f, r, c, y, x_highway = (_rows(array) for array in (u[0], u[1], u[2], cs, hs, highway))   # (T, B h)
     half_v_f, half_v_r = (_row(v / 2, B, dtype) for v in (v_f, v_r))         # (B h,)
-    half = xp.full((), 0.5, dtype)                                           # quicker than a Python float
+    half = xp.full((), 0.5, dtype)                                           # faster than a Python float
     multiply, add, subtract, tanh = xp.multiply, xp.add, xp.subtract, xp.tanh
     for now, after in _chunks(T):
         c_old, c_new, r_now, y_now, highway_now = c[now], c[after], r[now], y[now], x_highway[now]
@@ -77,7 +77,7 @@ def recurrence_forward(n, x, c, weights, *, scale=1.0, activation="identity", m=
 def recurrence_backward(dh, dc, cache, weights, *, scale=1.0, activation="identity"):
     """Backward of `recurrence_forward`: (dn, dx, dc0), (dW, dv_f, dv_r, db_f, db_r); dx is None for k = 4.
 
-    dh (T, B, h) zero behind each sample's last real step, or None; dc (B, h) or None. All of the gates' derivatives are
+    dh (T, B, h) zero after each sample's last real step, or None; dc (B, h) or None. All of the gates' derivatives are
     known before the loop, for every step at once; what is left in it is linear in the gradient of c:
 
         dc_t = e_t + v_r rho_{t+1} + a_{t+1} dc_{t+1},     a_t = f_t + v_f (c_{t-1} - u0_t) f_t (1 - f_t)

@@ -42,6 +42,9 @@ def gradcheck(layer, inputs, keywords=None, *, mode="full", eps=1e-5, rtol=1e-6,
                 slope, so that a tensor of tiny gradients is compared too
     seed        of the upstream gradient, the noise and the directions
 
+    A layer with `fast` set, or with such layers in it, is checked a second time with fast=False, in directions: the
+    report says which of the two forms is wrong.
+
     Floating-point inputs are copied to float64; the layer's parameters are as before afterwards.
     A kink (ReLU at 0) is named in `notes`, not called an error, if the analytic value is a subgradient there; the
     check is then repeated, in directions, a little beside it. Where eps leaves forward's domain it becomes smaller;
@@ -56,6 +59,32 @@ def gradcheck(layer, inputs, keywords=None, *, mode="full", eps=1e-5, rtol=1e-6,
         raise TypeError(f"gradcheck: inputs is a {type(inputs).__name__}; expected a tuple of arrays")
     if not isinstance(keywords, dict | None):
         raise TypeError(f"gradcheck: keywords is a {type(keywords).__name__}; expected a dict of forward's arguments")
+    report = _check(layer, inputs, keywords, mode, eps, rtol, atol, seed)
+    loops = _fast_layers(layer)
+    if loops:
+        for inner in loops:
+            inner.fast = False
+        try:
+            report.plain = _check(layer, inputs, keywords, "direction", eps, rtol, atol, seed)
+        finally:
+            for inner in loops:
+                inner.fast = True
+    return report
+
+
+def _fast_layers(layer):
+    """The layer and those in it whose `fast` is True, each once: they have a fast loop and run it."""
+    found, waiting = {}, [layer]
+    while waiting:
+        layer = waiting.pop()
+        if isinstance(layer, Layer) and id(layer) not in found:
+            found[id(layer)] = layer
+            waiting += [child for _, child in layer.children()]
+    return [layer for layer in found.values() if getattr(layer, "fast", False) is True]
+
+
+def _check(layer, inputs, keywords, mode, eps, rtol, atol, seed):
+    """The Report on one form of a layer."""
     report = Report(type(layer).__name__ if not isinstance(layer, type) else layer.__name__, mode)
     with Probe(layer, inputs, keywords or {}, seed) as probe:
         try:

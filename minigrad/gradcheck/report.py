@@ -31,6 +31,7 @@ class Report:
     rows        one a tensor
     problems    sentences: rules of the contract that are broken
     notes       sentences that are no errors, kinks for example
+    plain       the Report on the same layer with fast=False, where it has a fast form; else None
     """
 
     layer: str
@@ -38,9 +39,13 @@ class Report:
     rows: list = field(default_factory=list)
     problems: list = field(default_factory=list)
     notes: list = field(default_factory=list)
+    plain: Any = None
 
     @property
     def ok(self):
+        return self._agrees() and (self.plain is None or self.plain.ok)
+
+    def _agrees(self):
         return not self.problems and all(row.status != "wrong" for row in self.rows)
 
     def __bool__(self):
@@ -54,8 +59,14 @@ class Report:
         widths = [max((len(line[n]) for line in table), default=0) for n in range(len(head))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in table]
         lines += [f"problem: {problem}" for problem in self.problems] + [f"note: {note}" for note in self.notes]
-        verdict = "every gradient agrees" if self.ok else "WRONG"
-        return "\n".join([f"gradcheck of {self.layer} ({self.mode} mode): {verdict}", *lines])
+        verdict = "every gradient agrees" if self._agrees() else "WRONG"
+        form = "" if self.plain is None else ", the fast form"
+        lines = [f"gradcheck of {self.layer} ({self.mode} mode){form}: {verdict}", *lines]
+        if self.plain is not None:
+            first, *rest = str(self.plain).splitlines()
+            lines.append(f"{first.partition(':')[0]}, the equations with fast=False:{first.partition(':')[2]}")
+            lines += [] if self.plain.ok else rest
+        return "\n".join(lines)
 
     __repr__ = __str__
 

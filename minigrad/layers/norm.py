@@ -37,7 +37,7 @@ def normalize_backward(dx_hat, cache):
 
 
 def row_means(x):
-    """x.mean(axis=-1, keepdims=True) as a product with a vector: quicker than a reduction over short rows."""
+    """x.mean(axis=-1, keepdims=True) as a product with a vector: faster than a reduction over short rows."""
     d = x.shape[-1]
     return (x @ array_module(x).full((d,), 1 / d, x.dtype))[..., None]
 

@@ -93,7 +93,7 @@ class KeysAndValues:
         self.taken = [keys.shape[2]]                                         # shared by all views of the store
 
     def append(self, key, value):
-        """With key and value (B, heads, e) behind the others."""
+        """With key and value (B, heads, e) after the others."""
         after = object.__new__(KeysAndValues)
         after.__dict__.update(self.__dict__)
         capacity = self.store[0].shape[2]

@@ -13,7 +13,7 @@ from minigrad.backend import one_line
 from minigrad.tensors import write_atomically
 from tasks.bench import gpu_measure, gpu_peers, gpu_report
 from tasks.bench.flags import FULL_GPU
-from tasks.bench.gpu_measure import CupyClock, GpuTiming, HostClock, TimeIsUp, TorchClock, measure, release, time_limit
+from tasks.bench.gpu_measure import CupyClock, GpuTiming, TimeIsUp, TorchClock, measure, release, time_limit
 from tasks.bench.gpu_rows import COMPILED, ROWS
 from tasks.bench.measure import verdict
 from tasks.bench.peers import EAGER, TOLERANCE, compared
@@ -58,7 +58,7 @@ class Bench:
     def __init__(self, settings):
         self.settings, self.began = settings, time.monotonic()
         self.torch, self.device, line = gpu_peers.on_a_gpu()
-        self.clock = TorchClock(self.torch) if self.device == "cuda" else HostClock()
+        self.clock = self.torch and TorchClock(self.torch)
         card = {**gpu_measure.the_card(), "kernels": kernels.available(), "torch": line}
         self.report = {"settings": settings, "environment": {**environment(), **card}, "rates": None, "sizes": {},
                        "table": [], "notes": [] if self.torch else [line], "failed": [], "differing": []}

@@ -73,18 +73,6 @@ class TorchClock(CupyClock):
         return first.elapsed_time(second)
 
 
-class HostClock:
-    """For PyTorch on the CPU, where every call is finished when it returns."""
-
-    mark = staticmethod(time.perf_counter)
-
-    def wait(self, mark):
-        pass
-
-    def ms(self, first, second):
-        return 1e3 * (second - first)
-
-
 def measure(call, clock, repeats):
     """GpuTiming of `repeats` calls; of fewer, LEAST_CALLS, where they would take over MOST_SECONDS."""
     seconds = []

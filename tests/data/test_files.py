@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers import one_line
 
 from minigrad.data.files import (
     DataError,
@@ -39,12 +40,6 @@ def write(path, content=CONTENT, member="made"):
     else:
         path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
-
-
-def one_line(error):
-    text = str(error.value)
-    assert len(text.splitlines()) == 1
-    return text
 
 
 # ---- where files lie -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from helpers import one_line
 from hypothesis import given, settings, strategies as st
 
 from minigrad.data import imdb
@@ -63,11 +64,6 @@ def same(a, b):
         np.testing.assert_array_equal(one, other)
 
 
-def one_line(error):
-    assert len(str(error.value).splitlines()) == 1
-    return str(error.value)
-
-
 # ---- reading ---------------------------------------------------------------------------------------------
 
 def check_made(data):
@@ -115,16 +111,11 @@ def test_a_folder_is_the_same(tmp_path, count):
 texts = st.text(st.sampled_from("aBé İß_0.,'-<>/\x1c\x00\u2019\u3000\n~"), max_size=30)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=texts | st.text(max_size=30))
 def test_the_words_are_words_of(text):
     assert review_words(text) == words_of(text.replace("<br />", " "))
     assert review_words("a" + "<br />" * 2 + "b") == ["a", "b"]
-
-
-def test_the_words_of_every_ascii_character():
-    text = "".join(f"a{chr(n)}B" for n in range(128))
-    assert review_words(text) == words_of(text)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------
@@ -178,13 +169,11 @@ def test_a_missing_part_of_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize("change", [
-    lambda packed: packed[:-12], lambda packed: packed[:len(packed) // 2], lambda packed: packed[:5],
-    lambda packed: b"", lambda packed: b"garbage" * 20, lambda packed: gzip.compress(b"garbage" * 200),
+    lambda packed: packed[:len(packed) // 2], lambda packed: b"", lambda packed: gzip.compress(b"garbage" * 200),
     lambda packed: packed[:-6] + bytes([packed[-6] ^ 255]) + packed[-5:],
-    lambda packed: packed[:80] + bytes([packed[80] ^ 255, packed[81] ^ 255]) + packed[82:],
     lambda packed: gzip.compress(gzip.decompress(packed)[:5400]),            # within a member
-    lambda packed: gzip.compress(gzip.decompress(packed)[:5120])],           # behind one
-    ids=["end", "half", "five bytes", "empty", "garbage", "no tar", "checksum", "flipped", "member", "members"])
+    lambda packed: gzip.compress(gzip.decompress(packed)[:5120])],           # after one
+    ids=["half", "empty", "no tar", "checksum", "member", "members"])
 def test_a_damaged_archive_is_one_line(tmp_path, change):
     path = archive(tmp_path / "a.tar.gz")
     path.write_bytes(change(path.read_bytes()))
@@ -193,7 +182,7 @@ def test_a_damaged_archive_is_one_line(tmp_path, change):
     one_line(error)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_damage_is_one_line(tmp_path_factory, data):
     path = archive(tmp_path_factory.mktemp("imdb") / "a.tar.gz")
@@ -245,15 +234,6 @@ def test_which_source_is_taken(tmp_path, official, monkeypatch):
     assert not (tmp_path / "none.tar.gz").exists()
 
 
-def test_what_is_missing_is_fetched(tmp_path, official):
-    (tmp_path / "there").mkdir()
-    path = archive(tmp_path / "there/aclImdb_v1.tar.gz")
-    official(path.read_bytes(), path.as_uri())
-    data = read(tmp_path / "new")
-    check_made(data)
-    assert data.source == str(tmp_path / "new/aclImdb_v1.tar.gz")
-
-
 # ---- the cache -------------------------------------------------------------------------------------------
 
 def no_reading(*_):
@@ -283,7 +263,7 @@ def test_what_was_read_is_kept(tmp_path, kind, monkeypatch, capsys):
     assert len(list(kept.iterdir())) == 2                                    # another source, another file
 
 
-def test_a_change_behind_a_link_to_nothing_is_seen(tmp_path):
+def test_a_change_after_a_link_to_nothing_is_seen(tmp_path):
     source, kept = unpacked(tmp_path), tmp_path / "cache"
     (source / "test/pos/.#lock").symlink_to("nowhere")                       # sorted before all reviews
     first = read(source, cache=kept)
@@ -301,15 +281,6 @@ def test_without_a_home_folder_nothing_is_kept(tmp_path, monkeypatch):
     check_made(read(archive(tmp_path / "a.tar.gz"), cache=None))
     with pytest.raises(DataError, match="there is no home folder to look for data in"):
         read(None)
-
-
-def test_a_moved_archive_is_the_same(tmp_path, monkeypatch):
-    archive(tmp_path / "a.tar.gz")
-    first = read(tmp_path / "a.tar.gz", cache=tmp_path)
-    moved = (tmp_path / "a.tar.gz").rename(tmp_path / "b.tar.gz")
-    monkeypatch.setattr(imdb, "_read", no_reading)
-    same(first, read(moved, cache=tmp_path))
-    assert read(moved, cache=tmp_path).source == str(moved)
 
 
 def test_by_default_it_is_kept_in_the_home_folder(tmp_path, monkeypatch):
@@ -425,22 +396,6 @@ def test_an_epoch_meets_every_review_once(lengths, batch_size, seed, longest):
         assert len(set(met)) == len(met) == batches.per_epoch * batch_size
 
 
-@settings(max_examples=30, deadline=None)
-@given(steps=st.lists(st.integers(0, 40), min_size=1, max_size=9), seed=st.integers(0, 9))
-def test_a_step_is_the_same_in_any_order_of_access(steps, seed):
-    reviews = made(range(1, 20))
-    one = LengthBatches(reviews, 4, seed)
-    for step in steps:
-        for got, expected in zip(one[step], LengthBatches(reviews, 4, seed)[step]):
-            np.testing.assert_array_equal(got, expected)
-
-
-def test_epochs_and_seeds_have_orders_of_their_own():
-    reviews = made([5] * 40)
-    orders = {LengthBatches(reviews, 4, seed).order(epoch).tobytes() for seed in range(3) for epoch in range(3)}
-    assert len(orders) == 9
-
-
 def test_the_reviews_of_a_batch_are_of_like_length():
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 200, 2 * 4 * POOL)
@@ -475,7 +430,7 @@ def test_in_order_is_every_review_once_by_length(lengths, batch_size, longest):
 @pytest.mark.parametrize(("lengths", "batch_size", "more", "sentence"), [
     ([1, 2], 0, {}, "batch_size is 0; expected a whole number of at least 1"),
     ([1, 2], 1, {"longest": 0}, "longest is 0; expected a whole number of at least 1"),
-    ([1, 2], 1, {"longest": 2.5}, "longest is 2.5"), ([2, 0, 3], 1, {}, "review 2 has no word; expected at least one")])
+    ([2, 0, 3], 1, {}, "review 2 has no word; expected at least one")])
 def test_bad_batches_are_refused(make, lengths, batch_size, more, sentence):
     zeros = np.zeros(len(lengths), np.int64)
     reviews = Reviews(np.zeros(sum(lengths), np.int32), np.cumsum([0, *lengths]), zeros, zeros)
@@ -483,13 +438,10 @@ def test_bad_batches_are_refused(make, lengths, batch_size, more, sentence):
         make(reviews, batch_size, **more)
 
 
-def test_a_length_beyond_any_review_cuts_none():
-    reviews = made([2, 5, 3])
-    batches = LengthBatches(reviews, 3, 0, longest=10**30)
+def test_the_ends_of_the_range():
+    """No review is as long as `longest`; there are fewer reviews than a batch has."""
+    batches = LengthBatches(made([2, 5, 3]), 3, 0, longest=10**30)
     assert (batches.cut, batches[0][0].shape) == (0, (3, 5))
-
-
-def test_fewer_reviews_than_a_batch():
     with pytest.raises(ValueError, match="LengthBatches: 2 reviews; expected at least a batch of 3"):
         LengthBatches(made([1, 2]), 3, 0)
 

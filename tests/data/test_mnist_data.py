@@ -7,6 +7,7 @@ import struct
 
 import numpy as np
 import pytest
+from helpers import one_line
 from hypothesis import given, settings, strategies as st
 
 from minigrad.data import mnist
@@ -43,15 +44,10 @@ def made(n=3, m=2, seed=0):
             for half, k in (("train", n), ("t10k", m)) for kind in (IMAGES, LABELS)}
 
 
-def one_line(error):
-    assert len(str(error.value).splitlines()) == 1
-    return str(error.value)
-
-
 # ---- IDX -------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", ["a-ubyte", "a-ubyte.gz", "a.idx3-ubyte"])
-@pytest.mark.parametrize("shape", [(3,), (2, 5), (4, 2, 3), (0,), (0, 28, 28), (300, 1, 1)])
+@pytest.mark.parametrize("name", ["a-ubyte", "a.idx3-ubyte.gz"])
+@pytest.mark.parametrize("shape", [(3,), (4, 2, 3), (0, 28, 28), (300, 1, 1)])
 def test_what_was_written_is_read(tmp_path, name, shape):
     array = np.random.default_rng(0).integers(0, 256, shape)
     path = write(tmp_path / name, idx(array))
@@ -102,7 +98,7 @@ def test_a_damaged_gz_is_one_line(tmp_path, change):
         read_idx(tmp_path / "none")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(content=st.binary(max_size=24) | st.binary(max_size=24).map(lambda more: b"\0\0\x08" + more))
 def test_any_bytes_are_an_array_or_one_line(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "any"
@@ -176,15 +172,6 @@ def test_official_files_are_checked_and_fetched(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte: its sha256 is .*; that of the official"):
         read_mnist(tmp_path / "other", quiet=True)
     read_mnist(tmp_path / "other", quiet=True, official=False)
-
-
-def test_without_a_network_it_says_what_to_put_where(tmp_path, monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(mnist, "FILES", {name: file._replace(url=f"http://localhost:1/{name}.gz")
-                                         for name, file in FILES.items()})
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte is neither in .*: put train-images-") as error:
-        read_mnist(tmp_path, quiet=True)
-    one_line(error)
 
 
 def test_the_real_test_labels(real_data):

@@ -5,6 +5,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+from helpers import one_line
 from hypothesis import given, settings, strategies as st
 
 from minigrad.data.batches import POOL
@@ -20,7 +21,6 @@ from minigrad.data.sentences import (
     DenoisingBatches,
     WordVocabulary,
     delete_words,
-    enclosed,
     padded,
     read_sentences,
     swap_words,
@@ -32,11 +32,6 @@ VOCAB = 30
 every_noise = pytest.mark.parametrize("noise", NOISES)
 ratios = st.sampled_from([0.0, 0.3, 0.6, 1.0])
 word_ids = st.lists(st.integers(FIRST, VOCAB - 1), min_size=1, max_size=20).map(lambda ids: np.array(ids, np.int64))
-
-
-def one_line(error):
-    assert len(str(error.value).splitlines()) == 1
-    return str(error.value)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------
@@ -59,7 +54,7 @@ def test_only_a_line_feed_ends_a_line(tmp_path):
     assert read_sentences(written(tmp_path / "a.txt", data)) == ["one\u2028still one\x0bstill", "two"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(sentences=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\ufeff"), max_size=12)))
 def test_what_was_written_is_read(tmp_path_factory, sentences):
     path, kept = tmp_path_factory.getbasetemp() / "a.txt", [line.strip() for line in sentences if line.strip()]
@@ -117,7 +112,7 @@ def test_words_and_marks(sentence, words):
     assert words_of(sentence) == words
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(sentence=st.text(max_size=30))
 def test_the_words_are_the_sentence_without_its_spaces(sentence):
     """So a sentence that is not blank has a word."""
@@ -134,12 +129,6 @@ def test_the_most_frequent_words_and_equal_ones_alphabetically():
     assert len(vocabulary) == 8
     assert WordVocabulary.of(iter(["b a"]), 100).words == [*SPECIAL, "a", "b"]
     assert [vocabulary.ids[word] for word in SPECIAL] == [PAD, CLS, SEP, UNK, MASK] == [0, 1, 2, 3, 4]
-
-
-def test_a_vocabularys_size_counts_the_special_words():
-    sentences = [f"w{n} " * (n + 1) for n in range(40)]
-    for size in (6, 20, 45, 46, 99):
-        assert len(WordVocabulary.of(sentences, size)) == min(size, 45)
 
 
 def test_encode_and_decode():
@@ -176,7 +165,7 @@ def test_buckets_are_part_of_the_size_and_left_out_where_every_word_has_an_id():
         assert (vocabulary.words[FIRST:], vocabulary.buckets, len(vocabulary)) == (["c", "b", "a", "d"], 0, 9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(sentence=st.text(st.characters(codec="utf-8"), max_size=40))
 def test_a_sentence_of_known_words_comes_back(sentence):
     vocabulary = WordVocabulary.of([sentence], 200)
@@ -205,7 +194,7 @@ def test_a_wrong_vocabulary_is_refused(make, sentence):
 
 # ---- padding ---------------------------------------------------------------------------------------------
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(sequences=st.lists(st.lists(st.integers(0, 99), max_size=6), max_size=6), value=st.sampled_from([PAD, 7]))
 def test_padded_puts_each_sequence_to_the_left(sequences, value):
     ids, mask = padded(sequences, value)
@@ -223,6 +212,8 @@ def noisy_of(noise, ids, ratio, seed=0):
     noisy = NOISES[noise](ids, ratio, VOCAB, np.random.default_rng(seed))
     np.testing.assert_array_equal(ids, before)
     assert noisy.dtype == np.int64
+    if ratio == 0:
+        np.testing.assert_array_equal(noisy, ids)
     return noisy
 
 
@@ -235,7 +226,7 @@ def is_subsequence(part, whole):
 @pytest.mark.parametrize("ratio", [0.2, 0.6, 0.9])
 def test_deletion_deletes_the_share_ratio(n, ratio):
     """Kept are (1 - ratio) n + ratio^n words on average, each place alike, and never none."""
-    rng, ids, trials = np.random.default_rng(0), np.arange(n), 3000
+    rng, ids, trials = np.random.default_rng(0), np.arange(n), 1000
     counts, kept = np.zeros(n), []
     for _ in range(trials):
         left = delete_words(ids, ratio, VOCAB, rng)
@@ -258,24 +249,19 @@ def test_the_share_of_words_that_a_noise_touches_is_the_ratio(noise):
     assert np.mean(touched) / 1000 == pytest.approx(ratio * (1 - unseen), abs=0.015)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(ids=word_ids, ratio=ratios, seed=st.integers(0, 999))
 def test_deletion_keeps_the_order_and_a_word(ids, ratio, seed):
     noisy = noisy_of("delete", ids, ratio, seed)
     assert len(noisy) >= 1
     assert is_subsequence(noisy, ids)
-    if len(ids) == 1 or ratio == 0:
+    if len(ids) == 1:
         np.testing.assert_array_equal(noisy, ids)
     elif ratio == 1:
         assert len(noisy) == 1
 
 
-def test_of_a_sentence_that_loses_all_any_word_may_stay():
-    kept = {int(delete_words(np.arange(4), 1.0, VOCAB, np.random.default_rng(seed))[0]) for seed in range(60)}
-    assert kept == {0, 1, 2, 3}
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(ids=word_ids, ratio=ratios, seed=st.integers(0, 999))
 def test_swapping_keeps_the_words(ids, ratio, seed):
     assert sorted(noisy_of("swap", ids, ratio, seed)) == sorted(ids)
@@ -289,7 +275,7 @@ def test_swapping_moves_the_chosen_words_alone():
     assert len(orders) == 6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(ids=word_ids, ratio=ratios, seed=st.integers(0, 999))
 def test_masking_puts_the_mask_in_its_place(ids, ratio, seed):
     noisy = noisy_of("mask", ids, ratio, seed)
@@ -299,7 +285,7 @@ def test_masking_puts_the_mask_in_its_place(ids, ratio, seed):
         assert (noisy == MASK).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(ids=word_ids, ratio=ratios, seed=st.integers(0, 999))
 def test_replacing_and_adding_take_words_and_no_special_ones(ids, ratio, seed):
     replaced, added = (noisy_of(noise, ids, ratio, seed) for noise in ("replace", "add"))
@@ -308,7 +294,7 @@ def test_replacing_and_adding_take_words_and_no_special_ones(ids, ratio, seed):
     for noisy in (replaced, added):
         assert noisy.min() >= FIRST
         assert noisy.max() < VOCAB
-    assert added[0] == ids[0]                                                # behind a word, not before it
+    assert added[0] == ids[0]                                                # after a word, not before it
     assert is_subsequence(ids, added)
     if ratio == 1:
         np.testing.assert_array_equal(added[::2], ids)
@@ -320,13 +306,6 @@ def test_every_word_of_the_vocabulary_may_come(noise):
     ids = np.full(600, FIRST)
     drawn = noisy_of(noise, ids, 1.0)
     assert set((drawn[1::2] if noise == "add" else drawn).tolist()) == set(range(FIRST, VOCAB))
-
-
-@every_noise
-@settings(max_examples=30, deadline=None)
-@given(ids=word_ids, seed=st.integers(0, 999))
-def test_ratio_0_is_the_identity(noise, ids, seed):
-    np.testing.assert_array_equal(noisy_of(noise, ids, 0.0, seed), ids)
 
 
 @every_noise
@@ -388,11 +367,6 @@ def test_a_batch_is_its_sentences_between_begin_and_end(noise):
     assert any(noisy.shape != clean.shape or (noisy != clean).any() for noisy, _, clean, _ in epoch_of(batches, 0))
 
 
-def test_enclosed():
-    assert enclosed(np.array([7, 6])).tolist() == [CLS, 7, 6, SEP]
-    assert enclosed(np.array([], np.int64)).dtype == np.int64
-
-
 @every_noise
 def test_longest_cuts_the_end_of_both_copies(noise):
     """Of the clean one first, so that noise never touches what is not there; words that are added push others out."""
@@ -405,15 +379,6 @@ def test_longest_cuts_the_end_of_both_copies(noise):
             kept = noisy_row[noisy_row > MASK]
             assert noise not in ("delete", "swap", "mask") or set(kept) <= set(row)
     assert batches.lengths.max() == 7
-
-
-def test_the_ratio_of_a_batch_is_the_deleted_share():
-    for ratio in (0.0, 0.3, 0.6, 0.9):
-        batches = batches_of(200, up_to=60, ratio=ratio)
-        left, whole = np.sum([[noisy_mask.sum() - 2 * 8, clean_mask.sum() - 2 * 8]
-                              for _, noisy_mask, _, clean_mask in epoch_of(batches, 0)], axis=0)
-        lengths = batches.lengths[np.sort(batches.order(0).ravel())]
-        assert left / whole == pytest.approx(((1 - ratio) * lengths + ratio**lengths).sum() / lengths.sum(), abs=0.02)
 
 
 def test_like_lengths_come_together():
@@ -446,31 +411,6 @@ def test_every_epoch_has_an_order_and_noise_of_its_own():
     long = [number for number in range(40) if batches.lengths[number] > 10]
     assert len(long) > 20
     assert all(left[0][number] != left[1][number] for number in long)
-
-
-@every_noise
-def test_a_sentence_that_is_a_batch_of_its_own_has_new_noise_at_every_step(noise):
-    """An epoch is one step here, in one order: the noise alone can differ."""
-    batches = DenoisingBatches([np.arange(FIRST, 35)], 1, seed=0, noise=noise, vocab=40)
-    assert len({tuple(batches[step][0][0].tolist()) for step in range(20)}) == 20
-
-
-def test_a_seed_repeats_and_another_does_not():
-    def taken(seed):
-        return [[array.tolist() for array in batch] for batch in epoch_of(batches_of(seed=seed), 1)]
-    assert taken(1) == taken(1)
-    assert taken(1) != taken(2)
-
-
-@settings(max_examples=20, deadline=None)
-@given(order=st.lists(st.integers(0, 30), min_size=1, max_size=10), seed=st.integers(0, 99),
-       noise=st.sampled_from([*NOISES]))
-def test_a_step_is_the_same_in_any_order_of_access(order, seed, noise):
-    """So a resumed run goes on exactly."""
-    one = batches_of(30, 4, seed, noise=noise)
-    for step in order:
-        for got, expected in zip(one[step], batches_of(30, 4, seed, noise=noise)[step], strict=True):
-            np.testing.assert_array_equal(got, expected)
 
 
 def test_the_sentences_are_left_as_they_are():

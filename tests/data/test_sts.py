@@ -8,6 +8,7 @@ import tarfile
 
 import numpy as np
 import pytest
+from helpers import one_line
 from hypothesis import given, settings, strategies as st
 
 from minigrad.data import sts
@@ -23,11 +24,6 @@ def line(score="2.5", first="A man plays.", second="A girl plays.", *more):
 
 def parse(*lines, end="\n"):
     return parse_sts(end.join(lines).encode(), "sts-test.csv", "test")
-
-
-def one_line(error):
-    assert len(str(error.value).splitlines()) == 1
-    return str(error.value)
 
 
 # ---- lines -----------------------------------------------------------------------------------------------
@@ -50,7 +46,7 @@ def test_quotes_are_kept_as_they_are():
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("more", [(), ("licence",), ("MSRvid", "http://x"), ("", ""), ("a", "b", "c")])
-def test_columns_behind_the_seventh_are_left_out(more, end):
+def test_columns_after_the_seventh_are_left_out(more, end):
     pairs = parse(line("4", "a", "b", *more), line("1", "c", "d"), end=end)
     assert (pairs.first, pairs.second, pairs.scores.tolist()) == (["a", "c"], ["b", "d"], [4, 1])
 
@@ -96,7 +92,7 @@ def test_what_was_written_is_read(rows):
     assert pairs.second == [second.strip() for _, _, second in rows]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.binary(max_size=60).map(lambda data: data.replace(b"0", b"\t")))
 def test_any_bytes_are_pairs_or_one_line_that_says_why_not(data):
     why = ""
@@ -153,7 +149,7 @@ def nowhere(monkeypatch):
     return publish
 
 
-@pytest.mark.parametrize("below", ["", "sts", "stsbenchmark"])
+@pytest.mark.parametrize("below", ["", "stsbenchmark"])
 @pytest.mark.parametrize("packed", [(), ("dev",), tuple(PARTS)], ids=str)
 def test_the_three_files_are_found(tmp_path, nowhere, monkeypatch, below, packed):
     write_parts(tmp_path / below, packed=packed)
@@ -228,12 +224,6 @@ def test_the_archive_is_checked_and_read_through(tmp_path, nowhere):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["Stsbenchmark.tar.gz", "sts", "sts-dev.csv"]
 
 
-def test_three_files_are_preferred_to_the_archive(tmp_path, nowhere):
-    nowhere(write_archive(tmp_path / ARCHIVE.name).read_bytes())
-    write_parts(tmp_path)
-    check_parts(find_sts(tmp_path), 2)
-
-
 def test_the_published_checksum():
     assert ARCHIVE.checksum == "sha256:557a86abbd2b76ee6768d8b5103b659601a9d26b797898c7467812f303b21280"
     assert ARCHIVE.name == "Stsbenchmark.tar.gz"
@@ -280,21 +270,13 @@ def test_an_archive_without_a_part(tmp_path, missing):
         read_archive(write_archive(tmp_path / "a.tar.gz", members))
 
 
-@pytest.mark.parametrize("share", [0, 0.02, 0.3, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("share", [0, 0.02, 0.5, 0.95])
 def test_a_truncated_archive_is_one_line(tmp_path, share):
     last = {"stsbenchmark/sts-test.csv": content("test", 4000)}
     path = write_archive(tmp_path / "a.tar.gz", {**official_members(), **last})
     packed = path.read_bytes()
     path.write_bytes(packed[:int(share * len(packed))])
     with pytest.raises(DataError, match=r"a.tar.gz: (damaged, or no .tar.gz file \(|holds no sts-)") as error:
-        read_archive(path)
-    one_line(error)
-
-
-@pytest.mark.parametrize("length", [700, 1536, 2100, 2600, 3000, 5000])
-def test_a_tar_that_ends_early_inside_a_whole_gzip_is_one_line(tmp_path, length):
-    path = write_archive(tmp_path / "a.tar.gz", change=lambda tar: tar[:length])
-    with pytest.raises(DataError) as error:
         read_archive(path)
     one_line(error)
 
@@ -308,7 +290,7 @@ def test_any_damage_is_one_line_at_most(tmp_path):
             tar[place] = rng.integers(256)
         return bytes(tar)
 
-    for _ in range(150):
+    for _ in range(60):
         path = write_archive(tmp_path / "a.tar.gz", change=flipped)
         with contextlib.suppress(DataError):
             read_archive(path)

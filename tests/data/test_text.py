@@ -146,16 +146,6 @@ def test_each_stream_goes_on_and_an_epoch_reads_the_text_once(batch_size, unroll
         assert len(set(x.ravel().tolist())) == x.size > n - 1 - batch_size * unroll
 
 
-@settings(max_examples=30, deadline=None)
-@given(order=st.lists(st.integers(0, 60), min_size=1, max_size=20), seed=st.integers(0, 99))
-def test_a_step_is_the_same_in_any_order_of_access(order, seed):
-    ids = np.arange(101, dtype=np.uint8)
-    one = Streams(ids, 3, 5, seed)
-    for step in order:
-        for got, expected in zip(one[step], Streams(ids, 3, 5, seed)[step]):
-            np.testing.assert_array_equal(got, expected)
-
-
 def test_epochs_and_seeds_begin_at_places_of_their_own():
     ids = np.arange(10_000)
     starts = {int(Streams(ids, 2, 5, seed)[epoch * 999][0][0, 0]) for seed in range(4) for epoch in range(4)}

@@ -9,8 +9,9 @@ from planted_faults import FAULTS, REFERENCES, Recurrence, Tanh, arguments
 from scipy.sparse import csr_array
 
 from minigrad import Layer, Parameter, Residual, Sequential, functional, gradcheck, losses
+from minigrad.fast import lstm as fast_lstm
 from minigrad.gradcheck.__main__ import main
-from minigrad.layers import LSTM, RRALSTM, Dropout, Linear, Stack
+from minigrad.layers import GRU, LSTM, RRALSTM, Dropout, Linear, Stack, rra
 
 MODES = ["full", "direction"]
 both_modes = pytest.mark.parametrize("mode", MODES)
@@ -68,7 +69,7 @@ RIGHT = {
     "Residual": (Residual(Linear(4, 4, rng=0)), (X,), {"mask": MASK}),
     "Stack": (stack(), (X,), {"mask": MASK, "state": (states((3, 3), (3, 3)), states((3, 3, 5), (3, 5)))}),
     **{name: (namespace, (X,), {}) for name, namespace in vars(functional).items()
-       if hasattr(namespace, "forward") and name != "softmax_attention"},            # that one: test_attention.py
+       if hasattr(namespace, "forward") and not name.endswith("_attention")},            # these: test_attention.py
     **{f"reference {reference.__name__}": (reference(np.random.default_rng(0)), *arguments(reference))
        for reference in REFERENCES},
 }
@@ -892,3 +893,46 @@ def test_command_line_mask_leaves_a_sample_without_a_real_step(layers, capsys):
     for seed in "0123":
         assert main([f"{layers}Mean", "--shape", "2,3,4", "--mask", "--seed", seed]) == 1
         assert "forward's output is not finite" in capsys.readouterr().out
+
+
+# ---- both forms ------------------------------------------------------------------------------------------
+
+X_RRA = np.random.default_rng(0).standard_normal((3, 7, 4))
+COMMAND = ["minigrad.layers:RRALSTM", "--shape", "3,7,4", "--set", "d=4", "--set", "h=5", "--set", "K=3"]
+
+
+def wrong_by_a_percent(function):
+    return lambda *arguments: tuple(1.01 * gradient for gradient in function(*arguments))
+
+
+def test_the_plain_form_is_checked_too(monkeypatch, capsys):
+    """Equations that are not what runs by default: their fault is found, and said to be theirs."""
+    monkeypatch.setattr(rra, "rra_attention_backward", wrong_by_a_percent(rra.rra_attention_backward))
+    layer = RRALSTM(4, 5, 3, rng=0)
+    report = gradcheck(layer, (X_RRA,))
+    assert not report.ok
+    assert not report.plain.ok
+    assert all(row.status == "ok" for row in report.rows)
+    assert layer.fast
+    assert [row.name for row in report.plain.rows if row.index == (2,)] == ["w"]
+    assert main(COMMAND) == 1
+    printed = capsys.readouterr().out
+    assert "the fast form: every gradient agrees" in printed
+    assert "the equations with fast=False: WRONG" in printed
+
+
+def test_a_wrong_fast_form_is_said_to_be_the_fast_one(monkeypatch, capsys):
+    original = fast_lstm._add_window_to_past
+    monkeypatch.setattr(fast_lstm, "_add_window_to_past", lambda dhs, ds, weights, offset: original(
+        dhs, ds, 1.01 * weights, offset))
+    assert main([*COMMAND, "--state"]) == 1
+    printed = capsys.readouterr().out
+    assert "the fast form: WRONG" in printed
+    assert "the equations with fast=False: every gradient agrees" in printed
+
+
+def test_the_layers_inside_are_checked_in_both_forms():
+    layer = Stack(LSTM(4, 3, rng=0), RRALSTM(3, 2, 2, rng=0, fast=False))
+    assert gradcheck(layer, (X_RRA,)).plain.ok
+    assert [inner.fast for inner in layer.layers] == [True, False]
+    assert gradcheck(Stack(GRU(4, 3, rng=0)), (X_RRA,)).plain is None

@@ -337,20 +337,15 @@ def test_scatter_add(put, N, V, shape, dtype):
     scatter_parity(put, N, V, shape, dtype)
 
 
-def scatter_parity(put, N, V, shape, dtype, ids_type="int64"):
+def scatter_parity(put, N, V, shape, dtype):
     rng = np.random.default_rng(0)
     target, updates = drawn(rng, (V, *shape), dtype), drawn(rng, (N, *shape), dtype)
-    ids = rng.integers(0, V, N).astype(ids_type)
+    ids = rng.integers(0, V, N)
     expected = target.astype("float64")
     np.add.at(expected, ids, updates.astype("float64"))
     target, ids, updates = put((target, ids, updates))
     assert fused.scatter_add(target, ids, updates)
     assert_near(target, expected, dtype, 2)
-
-
-@pytest.mark.parametrize("ids_type", ["uint8", "int32", "uint16"])
-def test_scatter_add_takes_ids_of_any_integer(put, ids_type):
-    scatter_parity(put, 40, 7, (3,), "float32", ids_type)
 
 
 def test_scatter_add_adds_in_the_order_of_the_updates(put):
@@ -363,17 +358,13 @@ def test_scatter_add_adds_in_the_order_of_the_updates(put):
     np.testing.assert_array_equal(asnumpy(target), [[10], [1]])
 
 
-def test_scatter_add_takes_an_id_out_of_range_modulo_V(put):
-    target, ids, updates = put((np.zeros((3, 2)), np.array([-1, 2, 5, 3]), np.ones((4, 2))))
-    assert fused.scatter_add(target, ids, updates)
-    np.testing.assert_array_equal(asnumpy(target), [[1, 1], [0, 0], [3, 3]])
-
-
-def test_scatter_add_takes_ids_of_any_shape(put):
-    ids, target = np.array([[4, 1], [0, 1]]), np.zeros((5, 3))
-    updates, expected = np.arange(12.0).reshape(2, 2, 3), np.zeros((5, 3))
-    np.add.at(expected, ids, updates)
-    target, ids, updates, no_rows = put((target, ids, updates, np.zeros((0, 3))))
+@pytest.mark.parametrize("ids", [np.array([-1, 2, 5, 3]), np.array([[1, 1], [0, 2]]), np.array([2, 0, 2], "uint8"),
+                                 np.array([1, 1], "int32")], ids=str)
+def test_scatter_add_takes_any_integers_modulo_V(put, ids):
+    target, updates = np.zeros((3, 2)), np.arange(2.0 * ids.size).reshape(*ids.shape, 2)
+    expected = target.copy()
+    np.add.at(expected, ids % 3, updates)
+    target, ids, updates, no_rows = put((target, ids, updates, np.zeros((0, 2))))
     assert fused.scatter_add(target, ids, updates)
     np.testing.assert_array_equal(asnumpy(target), expected)
     assert fused.scatter_add(no_rows, ids, updates)                          # there is nowhere to write

@@ -144,20 +144,6 @@ def test_large_scores_pick_the_largest(size, dtype):
     assert_close((dq, dk), (np.zeros((1, 2, 1)), np.array([[[-0.75], [0], [0], [0.75]]])))
 
 
-@pytest.mark.parametrize("size", [2.0**14, 2.0**27])
-def test_large_scores_equal_torch(size):
-    """Scores near 1e4 and 1e8 that differ by a few, and are numbers without rounding."""
-    q, k, v, dA = draw((2, 2), 6, 6)
-    q, k = size * np.round(2 * q), 1 + np.round(k) / size
-    mask = key_mask(2, 6)
-    A, cache = softmax_attention.forward(q, k, v, mask=mask, causal=True, scale=1)
-    leaves = [tensor(array) for array in (q, k, v)]
-    expected = torch_attention(*leaves, allowed((2, 2), 6, 6, {"mask": mask, "causal": True}), 1)
-    torch_backward([expected], [dA])
-    assert_close(A, expected.detach().numpy())
-    assert_close(softmax_attention.backward(dA, cache), tuple(map(gradient, leaves)), 1e-11)
-
-
 # ---- rows that see nothing -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -259,22 +245,6 @@ def test_blocks_on_a_gpu(fake_gpu, window, blocks):
     assert_close(got, softmax_attention.backward(arrays[3], expected_cache), 1e-13)
 
 
-@pytest.mark.parametrize("window", [None, 1, 6, 130])
-def test_a_later_key_changes_no_earlier_output(window):
-    L = 300
-    q, k, v, _ = draw((2,), L, L)
-    A = softmax_attention.forward(q, k, v, causal=True, window=window)[0].copy()
-    for t in (1, 127, 128, 290):
-        k2, v2 = k.copy(), v.copy()
-        k2[:, t] += 100
-        v2[:, t] -= 1e6
-        A2, _ = softmax_attention.forward(q, k2, v2, causal=True, window=window)
-        assert_identical(A2[:, :t], A[:, :t])
-        assert (A2[:, t] != A[:, t]).all()
-        if window is not None:
-            assert_identical(A2[:, t + window:], A[:, t + window:])
-
-
 # ---- sizes of zero, dtypes, bad input --------------------------------------------------------------------
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -289,18 +259,6 @@ def test_sizes_of_zero(front, L, M, causal, masked):
     assert (dq.shape, dk.shape, dv.shape) == (q.shape, k.shape, v.shape)
     if not L or not M:
         assert not any(array.any() for array in (A, dq, dk, dv))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("keywords", [{}, {"causal": True, "window": 3}, {"mask": np.ones((2, 6), bool)},
-                                      {"dropout": 0.5, "rng": 0}, {"scale": 2}], ids=str)
-def test_the_dtype_is_kept(dtype, keywords):
-    q, k, v, dA = draw((2, 2), 6, 6, dtype=dtype)
-    if "rng" in keywords:
-        keywords = {**keywords, "rng": np.random.default_rng(0)}
-    A, cache = softmax_attention.forward(q, k, v, **keywords)
-    for array in (A, *cache.P, *softmax_attention.backward(dA, cache)):
-        assert array.dtype == dtype
 
 
 Q, K, V, _ = draw((2, 2), 4, 6)

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 from cases import B, L, mask_kinds
-from helpers import all_gradients, assert_close, assert_identical, flat, grads
+from helpers import all_gradients, assert_close, assert_identical
 from oracles import (
     gradient,
     pytorch,
@@ -19,10 +19,8 @@ from oracles import (
     with_our_weights,
 )
 
-from minigrad import Layer
 from minigrad.functional import softmax_attention
 from minigrad.layers import (
-    Embedding,
     FeedForward,
     MultiHeadAttention,
     TransformerDecoderLayer,
@@ -113,20 +111,6 @@ def test_cross_attention_equals_torchs_module(heads, masked, memory):
             {"mask": mask}, None)
 
 
-@pytest.mark.parametrize(("d_key", "causal"), [(2, True), (20, False)])
-def test_a_width_of_its_own_equals_torchs_scaled_dot_product_attention(d_key, causal):
-    torch = pytorch()
-    layer = attention(2, d_key)
-    y, dx, ours = all_gradients(layer, X, {"causal": causal}, DY)
-    x, weights = tensor(X), tensors(layer)
-    q, k, v = ((x @ weights[f"W_{n}"] + weights[f"b_{n}"]).unflatten(2, (2, d_key // 2)).transpose(1, 2) for n in "qkv")
-    A = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    expected = A.transpose(1, 2).flatten(2) @ weights["W_o"] + weights["b_o"]
-    torch_backward([expected], [DY])
-    assert_close((y, dx), (expected.detach().numpy(), gradient(x)), 1e-10)
-    assert_close(ours, list(map(gradient, weights.values())), 1e-10)
-
-
 @pytest.mark.parametrize("kind", ["left padding", "a sample with no real step"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_equals_its_formula_where_some_queries_see_nothing(causal, kind):
@@ -138,21 +122,6 @@ def test_attention_equals_its_formula_where_some_queries_see_nothing(causal, kin
     assert_close(real_only(y, mask), real_only(expected.detach().numpy(), mask), 1e-10)
     assert_close(dx, gradient(x), 1e-10)
     assert_close(ours, list(map(gradient, weights.values())), 1e-10)
-
-
-@pytest.mark.parametrize("memory", [MEMORY, ROW, None], ids=["five rows", "one row", "self"])
-def test_a_row_that_sees_no_key_gives_b_o(memory):
-    layer, length = attention(), L if memory is None else memory.shape[1]
-    mask = np.array([[True] * length, [False] * length, [True] * length])
-    y, returned, parameters = all_gradients(layer, X, {"memory": memory, "mask": mask}, DY)
-    assert_identical(y[1], np.tile(layer.b_o.value, (L, 1)))
-    assert not any(array[1].any() for array in flat(returned))
-    assert all(np.isfinite(array).all() for array in flat((returned, parameters)))
-    others = np.array([0, 2])
-    keywords = {"memory": None if memory is None else memory[others]}
-    _, expected, (*most, db_o) = all_gradients(layer, X[others], keywords, DY[others])
-    assert_close([array[others] for array in flat(returned)], flat(expected))
-    assert_close(parameters, [*most, db_o + DY[1].sum(axis=0)])            # that sample reaches b_o alone
 
 
 # ---- dropout ---------------------------------------------------------------------------------------------
@@ -268,33 +237,6 @@ def test_one_row_gives_queries_and_keys_a_gradient_of_exactly_zero(fast, heads, 
         assert not any(getattr(layer, name).grad.any() for name in DEAD)
     assert dmemory.all()
     assert all(getattr(layer, name).grad.all() for name in ("W_v", "b_v", "W_o", "b_o"))
-
-
-@every_head
-def test_the_fast_way_equals_the_general_one(heads):
-    got, expected = (all_gradients(one_row_layer(heads, fast), X, {"memory": ROW}, DY) for fast in (True, False))
-    assert_close(got, expected, 1e-13)
-    assert_close(got, all_gradients(one_row_layer(heads), X, {"memory": ROW, "mask": np.ones((B, 1), bool)}, DY), 1e-13)
-
-
-@pytest.mark.parametrize(("x_dtype", "dtype"), [("float32", "float64"), ("float64", "float32")])
-def test_the_fast_way_has_the_dtypes_of_the_general_one(x_dtype, dtype):
-    def dtypes(fast):
-        layer = one_row_layer(2, fast, dtype)
-        y, cache = layer.forward(X.astype(x_dtype), ROW.astype(x_dtype))
-        return [array.dtype for array in (y, *layer.backward(y, cache))]
-    assert dtypes(True) == dtypes(False)
-
-
-@every_norm
-def test_a_decoder_layer_over_one_row(norm):
-    layer, general = decoder(norm), decoder(norm)
-    general.cross_attention.one_row = False
-    got = all_gradients(layer, X, {"memory": ROW, "mask": KINDS["right padding"]}, DY)
-    assert_close(got, all_gradients(general, X, {"memory": ROW, "mask": KINDS["right padding"]}, DY), 1e-12)
-    for each in (layer, general):
-        assert not any(getattr(each.cross_attention, name).grad.any() for name in DEAD)
-        assert each.attention.W_q.grad.all()
 
 
 # ---- the layers against torch's --------------------------------------------------------------------------
@@ -414,69 +356,16 @@ def test_the_decoder_sees_no_later_token_in_its_gradient(norm):
     assert dx[:, :t + 1].all()
 
 
-# ---- tied weights ----------------------------------------------------------------------------------------
-
-class Tied(Layer):
-    """An encoder and a decoder that share what both have, over one embedding: its rows are read twice."""
-
-    def __init__(self, norm):
-        self.embedding = Embedding(9, D, rng=0, dtype="float64")
-        self.encoder = encoder(norm)
-        self.decoder = decoder(norm, shared=self.encoder)
-
-    def forward(self, ids, mask=None, rng=None):
-        x, embedded = self.embedding.forward(ids, mask=mask)
-        memory, encoded = self.encoder.forward(x, mask=mask)
-        y, decoded = self.decoder.forward(x, memory, mask=mask, memory_mask=mask)
-        return y, (embedded, encoded, decoded)
-
-    def backward(self, dy, cache):
-        embedded, encoded, decoded = cache
-        dx, dmemory = self.decoder.backward(dy, decoded)
-        self.embedding.backward(dx + self.encoder.backward(dmemory, encoded), embedded)
-
-
-IDS = np.random.default_rng(0).integers(0, 9, (B, L))
-SHARED = ("attention", "attention_norm", "feed_forward", "feed_forward_norm")
-
-
-def test_sharing_is_by_identity():
-    model = Tied("post")
-    for part in SHARED:
-        assert getattr(model.decoder, part) is getattr(model.encoder, part)
-    names = [name for name, _ in model.named_parameters()]
-    assert len(set(map(id, model.parameters()))) == len(names) == len(set(names))
-    inner = {name for name, _ in model.encoder.named_parameters()}
-    own = {name for name, _ in model.decoder.named_parameters()} - inner
-    assert set(names) == {"embedding.W"} | {f"encoder.{name}" for name in inner} | {f"decoder.{name}" for name in own}
-    assert {name.split(".")[0] for name in own} == {"cross_attention", "cross_attention_norm"}
-
-
-@every_norm
-@every_mask
-def test_tied_weights_equal_torchs_modules_that_share_theirs(kind, norm):
-    torch, model, mask = pytorch(), Tied(norm), MASKS[kind]
-    ours = their_module("TransformerEncoderLayer", model.encoder)
-    theirs = their_module("TransformerDecoderLayer", model.decoder)
-    theirs.self_attn, theirs.linear1, theirs.linear2 = ours.self_attn, ours.linear1, ours.linear2
-    theirs.norm1, theirs.norm3 = ours.norm1, ours.norm2
-    y, _, _ = all_gradients(model, IDS, {"mask": mask}, DY)
-    W = tensor(model.embedding.W.value)
-    x = torch.nn.functional.embedding(torch.tensor(IDS), W)
-    padding = inverted(mask)
-    expected = theirs(x, ours(x, src_key_padding_mask=padding), tgt_mask=inverted(CAUSAL),
-                      tgt_key_padding_mask=padding, memory_key_padding_mask=padding)
-    torch_backward([expected], [real_only(DY, mask)])
-    assert_close(y, real_only(expected.detach().numpy(), mask), 1e-10)
-    assert_close(model.embedding.W.grad, gradient(W), 1e-10)
-    assert_close(grads(model.encoder), their_gradients(ours, model.encoder), 1e-10)
-    assert_close(grads(model.decoder), their_gradients(theirs, model.decoder), 1e-10)
-
-
 # ---- settings and bad input ------------------------------------------------------------------------------
 
-def test_a_decoder_has_the_dtype_of_what_it_shares():
-    layer = TransformerDecoderLayer(D, 2, HIDDEN, shared=encoder())
+def test_a_decoder_shares_the_parts_of_an_encoder_themselves():
+    """The same objects, of the encoder's dtype. Their gradients: tests/models/test_tsdae_model.py."""
+    shared = encoder()
+    layer = TransformerDecoderLayer(D, 2, HIDDEN, shared=shared)
+    for part in ("attention", "attention_norm", "feed_forward", "feed_forward_norm"):
+        assert getattr(layer, part) is getattr(shared, part)
+    own = {name.split(".")[0] for name, p in layer.named_parameters() if p not in shared.parameters()}
+    assert own == {"cross_attention", "cross_attention_norm"}
     assert {p.value.dtype for p in layer.parameters()} == {np.dtype("float64")}
 
 
@@ -508,14 +397,12 @@ MASK = KINDS["right padding"]
     (lambda: attention()(X, MEMORY[..., :7]), ValueError, r"MultiHeadAttention: memory has shape \(3, 5, 7\)"),
     (lambda: attention()(X, MEMORY[:1]), ValueError, r"memory has shape \(1, 5, 8\); expected a batch of 3, as query"),
     (lambda: attention()(X, ROW[:1]), ValueError, r"memory has shape \(1, 1, 8\); expected a batch of 3, as query"),
-    (lambda: attention()(X, MEMORY.astype(int)), TypeError, "MultiHeadAttention: memory has dtype int64"),
     (lambda: attention()(X, MEMORY, causal=True), ValueError, "causal is True and a memory is given"),
     (lambda: attention()(X, ROW, causal=True), ValueError, "causal is True and a memory is given"),
     (lambda: attention()(X, mask=MASK[:1]), ValueError, r"mask has shape \(1, 7\); expected \(3, 7\)"),
     (lambda: attention()(X, mask=MASK * 1.0), TypeError, "mask has dtype float64; expected bool"),
     (lambda: attention()(X, MEMORY, mask=MASK), ValueError, r"mask has shape \(3, 7\); expected \(3, 5\)"),
     (lambda: FeedForward(D, 3)(X[..., :7]), ValueError, r"FeedForward: x has shape \(3, 7, 7\); expected \(..., 8\)"),
-    (lambda: FeedForward(D, 3)(X.astype(int)), TypeError, "FeedForward: x has dtype int64"),
     (lambda: encoder()(X[..., :7]), ValueError, r"TransformerEncoderLayer: x has shape \(3, 7, 7\)"),
     (lambda: encoder()(X, mask=MASK[:, :6]), ValueError, r"TransformerEncoderLayer: mask has shape \(3, 6\)"),
     (lambda: decoder()(X[..., :7], MEMORY), ValueError, r"TransformerDecoderLayer: x has shape \(3, 7, 7\)"),

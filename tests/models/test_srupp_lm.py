@@ -6,12 +6,11 @@ from cases import mask_kinds
 from helpers import assert_close, assert_identical, grads
 from oracles import gradient, pytorch, tensor, tensors, torch_srupp
 
-from minigrad import gradcheck
 from minigrad.layers import LSTM, SRU, SRUpp
 from minigrad.losses import softmax_cross_entropy
 from minigrad.optim import Adam
 from minigrad.tree import tree_map
-from models.srupp_lm import LAYERS, LanguageModel, attention_places, build, count_parameters, width_for
+from models.srupp_lm import LAYERS, attention_places, build, count_parameters, width_for
 
 VOCAB, D, B, L = 7, 8, 3, 7
 every_layer = pytest.mark.parametrize("layer", LAYERS)
@@ -145,16 +144,6 @@ def test_stepping_after_a_prompt_with_a_mask(layer):
 
 
 @every_layer
-def test_segments_with_a_carried_state_equal_one_text(layer):
-    model, ids = model_of(layer, window=3), ids_of(20)
-    state, parts = None, []
-    for start in range(0, 20, 4):
-        logits, state = model(ids[:, start:start + 4], state)
-        parts.append(logits)
-    assert_close(np.concatenate(parts, axis=1), model(ids)[0], 1e-11)
-
-
-@every_layer
 def test_no_logit_sees_a_later_symbol(layer):
     model, ids = model_of(layer), ids_of(140)
     logits = model(ids)[0]
@@ -272,15 +261,6 @@ def test_a_step_of_wrong_ids(layer):
     for ids, error in ((np.array([VOCAB] * B), ValueError), (np.ones(B), TypeError), (ids_of(), ValueError)):
         with pytest.raises(error, match=r"ids|x has shape"):
             model.step(ids)
-
-
-def test_a_model_of_other_layers():
-    """Any recurrent layers whose widths fit together."""
-    rng = np.random.default_rng(0)
-    layers = [LSTM(4, 6, rng=rng, dtype="float64"), SRU(6, 4, rng=rng, dtype="float64")]
-    model = LanguageModel(VOCAB, 4, layers, rng=rng, dtype="float64")
-    report = gradcheck(model, (ids_of(),), mode="direction")
-    assert report.ok, report
 
 
 def test_heads_are_those_of_the_attention_alone():

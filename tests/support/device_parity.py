@@ -60,15 +60,13 @@ def forward_and_backward(layer, x, keywords, dout=None):
     return dout, (out, layer.backward(dout, cache), grads(layer))
 
 
-def masks_of(case):
-    """Of each kind for which the host has a way of its own, or there is nothing left."""
-    return [mask_kinds()[kind] for kind in ("gaps", "right padding", "no real step at all")] if case.masks else [None]
+KINDS = ("gaps", "right padding", "no real step at all")     # the host has a way of its own for each
 
 
-def layer_agrees(gpu, case):
+def layer_agrees(gpu, case, kinds=KINDS):
     host, device, x = case.layer(), case.layer().to_device("gpu"), case.x()
     x_there = to_device(x, "gpu")
-    for mask in masks_of(case):
+    for mask in [mask_kinds()[kind] for kind in kinds] if case.masks else [None]:
         keywords = {k: v for k, v in case.keywords().items() if k != "rng"}
         if mask is not None:
             keywords[case.mask_name] = mask

@@ -71,6 +71,12 @@ def all_gradients(layer, x, keywords, dout):
     return out, returned, grads(layer)
 
 
+def one_line(error):
+    """The text of a caught error, which is one line."""
+    text, = str(error.value).splitlines()
+    return text
+
+
 # ---- made data -------------------------------------------------------------------------------------------
 
 def write_images(folder, train, test):

@@ -23,6 +23,19 @@ QUICK = ["--device", "gpu", "--quick", "--repeats", "1"]
 ROWS = list(gpu_rows.ROWS)
 
 
+class HostClock:
+    """For PyTorch on the CPU, where every call is finished when it returns."""
+
+    def __init__(self, torch):
+        self.mark = time.perf_counter
+
+    def wait(self, mark):
+        pass
+
+    def ms(self, first, second):
+        return 1e3 * (second - first)
+
+
 @pytest.fixture
 def stand_in(fake_gpu, monkeypatch):
     """The stand-in for CuPy, without PyTorch. Launches compute nothing; the layers run without kernels, and compute."""
@@ -39,6 +52,7 @@ def peers(fake_gpu, monkeypatch):
     monkeypatch.setattr(launch, "kernel", lambda family, name, dtype: lambda *arguments: None)
     monkeypatch.setattr(gpu_measure.gc, "collect", lambda *generation: 0)
     monkeypatch.setattr(gpu_peers, "compiled", lambda torch, function: function)
+    monkeypatch.setattr(gpu, "TorchClock", HostClock)
     monkeypatch.setattr(gpu_peers, "on_a_gpu", lambda: (torch, "cpu", "torch on the CPU"))
     with torch_threads(1):
         yield torch
