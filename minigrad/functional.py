@@ -1,4 +1,4 @@
-"""Functions without parameters, each with a forward and a backward that return (y, cache) and dx, as a layer's do.
+"""Functions without parameters. As in a layer, forward returns (y, cache) and backward dx.
 
 They are namespaces, not layers: `y, cache = softmax.forward(x)`, `dx = softmax.backward(dy, cache)`.
 """
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minigrad import kernels
-from minigrad.backend import array_module, erf, sigmoid, uniform_like
+from minigrad.backend import array_module, erf, uniform_like
 from minigrad.check import check_count, check_number, check_shape
 from minigrad.memory import cache_blocks, empty, matmul
 
@@ -36,7 +36,7 @@ class softmax:
 
 
 class sum_normalize:
-    """y_i = x_i / s, s = sum_j x_j, along the last axis (RRA's normalisation of W_a; undefined at s = 0)."""
+    """y_i = x_i / s, s = sum_j x_j, along the last axis (RRA's normalisation of its weights w; undefined at s = 0)."""
 
     @staticmethod
     def forward(x):
@@ -63,20 +63,6 @@ class tanh:
     def backward(dy, cache):
         y = cache
         return (1 - y * y) * dy
-
-
-class logistic:
-    """y = sigma(x) = 1 / (1 + exp(-x)). Backward: dx = y (1 - y) dy."""
-
-    @staticmethod
-    def forward(x):
-        y = sigmoid(x)
-        return y, y
-
-    @staticmethod
-    def backward(dy, cache):
-        y = cache
-        return y * (1 - y) * dy
 
 
 class relu:
@@ -118,7 +104,7 @@ class gelu_tanh:
     def forward(x):
         xp, c = array_module(x), math.sqrt(2 / math.pi)
         y, inverse = empty(x.shape, x.dtype, xp), empty(x.shape, x.dtype, xp)                # inverse: 1 / Phi
-        with np.errstate(over="ignore"):                                     # exp = inf: Phi = 0, as it should be
+        with np.errstate(over="ignore"):                                     # exp = inf gives Phi = 0, which is right
             for part in cache_blocks(x):                                     # in place: passes over memory cost most
                 x_part, w = x[part], inverse[part]
                 xp.multiply(x_part, x_part, out=w)
@@ -219,7 +205,7 @@ class softmax_attention:
 
 
 class plain_attention:
-    """softmax_attention as its equations are written: all scores at once, for a reader and as its oracle.
+    """softmax_attention by its equations, all scores at once: a reference to read and to test against.
 
     Arguments, results and gradients are those of softmax_attention.
     """
@@ -240,7 +226,7 @@ class plain_attention:
             S = xp.where(mask, S, -math.inf)
         P = softmax_rows(S)
         drop = None
-        if rng is not None and dropout:                                      # drawn as softmax_attention draws it
+        if rng is not None and dropout:                                      # drawn as in softmax_attention
             drop = xp.zeros_like(P)
             for rows, keys in attention_blocks(L, M, causal, window, query_block(xp, window)):
                 drop[..., rows, keys] = uniform_like(rng, xp.ascontiguousarray(P[..., rows, keys])) >= dropout
@@ -348,7 +334,7 @@ def attention_blocks(L, M, causal, window, block):
 
 
 def _empty_as(array, width, dtype):
-    """Uninitialised (..., width), with the axes in the same memory order as array's: heads side by side stay so."""
+    """Uninitialised (..., width), with the axes in the same memory order as array's: adjacent heads stay so."""
     order = sorted(range(array.ndim - 1), key=lambda axis: -array.strides[axis])
     in_memory = empty([*(array.shape[axis] for axis in order), width], dtype, array_module(array))
     return in_memory.transpose(*(order.index(axis) for axis in range(array.ndim - 1)), array.ndim - 1)

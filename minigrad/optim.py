@@ -3,12 +3,12 @@
 g is a parameter's gradient, theta its value; every accumulator starts at zero. A step clips, decays, then moves. The
 usual order is: zero_grad, forward, backward, step.
 
-All take these by keyword:
+All take these keywords:
 
     weight_decay    adds weight_decay * theta to g (AdamW and RAdam decay theta itself instead)
-    no_decay        parameters that weight_decay leaves alone (biases, gains, those that get no gradient)
-    clip_value      every entry of every gradient is first clipped to [-clip_value, clip_value]; None: not
-    clip_norm       then the gradients are scaled so that their global norm is at most clip_norm; None: not
+    no_decay        parameters without weight decay (biases, gains, those that get no gradient)
+    clip_value      every entry of every gradient is first clipped to [-clip_value, clip_value]; None: no clipping
+    clip_norm       then the gradients are scaled so that their global norm is at most clip_norm; None: no scaling
 
 Both clip `Parameter.grad` in place, by `minigrad.clipping`.
 """
@@ -26,19 +26,21 @@ from minigrad.parameter import unique_parameters
 class Optimizer:
     """Base: a subclass names its accumulators in `slots` and writes `update(theta, g, *accumulators)`.
 
-    `accumulators[slot]` is a list of arrays, one a parameter, in the order of `parameters`; with `steps`, the
-    number of steps taken, it is all that a continued run needs. They are made with the dtype and on the device that the
-    parameters have then: convert or move a layer first.
+    `accumulators[slot]` is a list of arrays, one per parameter, in the order of `parameters`; together with `steps`,
+    the number of steps taken, it is all that a resumed run needs. They take the parameters' dtype and device when the
+    optimizer is made: convert or move a layer before.
 
     kernel      the name of the CUDA kernel with the same update (kernels/optim.cu); None: plain CuPy on a GPU
     places      the accumulators in the kernel's order; one that is not in `slots` is absent
     scalars()   the kernel's numbers of this step, after the two of the weight decay
+
+    Raises ValueError for a setting out of range or a no_decay parameter that is not among the parameters.
     """
 
     slots = ()
     kernel = None
     places = ()
-    decoupled = False              # weight decay: added to the gradient, or taken from theta itself
+    decoupled = False              # weight decay of theta itself, not added to the gradient
 
     def __init__(self, parameters, lr, *, weight_decay=0.0, no_decay=(), clip_norm=None, clip_value=None):
         name = type(self).__name__
@@ -59,7 +61,7 @@ class Optimizer:
                              for slot in self.slots}
 
     def step(self):
-        """Move every parameter once, in place."""
+        """Update every parameter once, in place."""
         if self.clip_value is not None:
             clip_grad_value(self.parameters, self.clip_value)
         if self.clip_norm is not None:
@@ -77,7 +79,7 @@ class Optimizer:
                 self.update(theta, g, **dict(zip(self.slots, accumulators)))
 
     def fused_step(self, fused):
-        """Move every parameter in one launch; False, and nothing done, where that is not possible."""
+        """Update every parameter in one launch; False, with nothing done, if that is not possible."""
         if self.kernel is None:
             return False
         slots = [self.accumulators[place] if place in self.slots else [None] * len(self.parameters)
@@ -90,7 +92,7 @@ class Optimizer:
         return ()
 
     def decay(self, theta, g):
-        """The gradient with the L2 penalty's: g + weight_decay * theta."""
+        """The gradient with that of the L2 penalty: g + weight_decay * theta."""
         return g + self.weight_decay * theta
 
     def update(self, theta, g, *accumulators):
@@ -282,9 +284,9 @@ class RAdam(AdamW):
                      theta <- theta - lr r_t m_hat sqrt(1 - beta2^t) / (sqrt(v) + eps)
         else:        theta <- theta - lr m_hat                                (v is too uncertain to divide by)
 
-    The paper's condition is rho_t > 4, where r_t begins; 5 is PyTorch's (its authors' code has >= 5). The paper has no
-    eps; here it stands beside sqrt(v), as in PyTorch, not beside sqrt(v_hat) as in Adam. With beta2 = 0.999 the first
-    five steps are of the second kind; with beta2 <= 2/3 all are.
+    The paper's condition is rho_t > 4, where r_t is first defined; 5 is PyTorch's (the authors' code has >= 5). The
+    paper has no eps; here it is added to sqrt(v), as in PyTorch, not to sqrt(v_hat) as in Adam. With beta2 = 0.999 the
+    first five steps are of the second kind; with beta2 <= 2/3 all are.
     """
 
     def __init__(self, parameters, lr=1e-3, *, weight_decay=0.0, **options):
@@ -310,7 +312,7 @@ class RAdam(AdamW):
 
 
 def rectification(t, beta2):
-    """r_t of RAdam, None where rho_t <= 5: a number of the step alone, so that nothing waits for a GPU."""
+    """r_t of RAdam, None if rho_t <= 5. It depends on the step alone, so that nothing waits for a GPU."""
     rho_inf = 2 / (1 - beta2) - 1
     rho = rho_inf - 2 * t * beta2**t / (1 - beta2**t)
     if rho <= 5:

@@ -1,6 +1,6 @@
 """A dict of arrays in one safetensors file, with JSON in its header. Nothing is ever unpickled.
 
-A file is written to a temporary file, synced, then renamed: at every moment the old or the new one is complete. Its
+A file is written to a temporary file, synced, then renamed, so that there is always a complete file, old or new. Its
 header holds the SHA-256 of the arrays and the JSON, which is checked when the file is read.
 """
 
@@ -23,7 +23,7 @@ class CheckpointError(ValueError):
 
 
 def write_atomically(path, content):
-    """Write bytes to `path` so that it holds the old or the new content at every moment, also when killed.
+    """Write bytes to `path` so that it always holds the old or the new content, even if the process is killed.
 
     Raises OSError, and changes nothing, if `path` is not a regular file: a folder, a device.
     """
@@ -42,7 +42,10 @@ def write_atomically(path, content):
 
 
 def save_tensors(path, tensors, meta=None):
-    """Write {name: array} and a JSON-able `meta` to one file, atomically. Arrays may live on either device."""
+    """Write {name: array} and a JSON-able `meta` to one file, atomically. Arrays may be on either device.
+
+    Raises OSError as `write_atomically`, ValueError for NaN or infinity in `meta`.
+    """
     arrays = {name: asnumpy(array).astype(array.dtype.newbyteorder("="), order="C") for name, array in tensors.items()}
     header = {"format": FORMAT, "meta": json.dumps(meta or {}, allow_nan=False)}
     write_atomically(path, save(arrays, metadata={**header, "sha256": _digest(arrays, header["meta"])}))
@@ -76,13 +79,16 @@ def _digest(arrays, meta):
 
 
 def fill_exactly(arrays, tensors, path):
-    """Copy {name: array} into the arrays of the same names, checking all of them first."""
+    """Copy `tensors` into the `arrays` of the same names, both {name: array}.
+
+    Raises CheckpointError, with nothing copied, for a missing or unknown name or another shape or dtype.
+    """
     for name, array in arrays.items():
         if name not in tensors:
             raise CheckpointError(f"checkpoint {path}: {name} is missing; it is of another model or optimizer")
-        came = tensors[name]
-        if came.shape != array.shape or came.dtype != array.dtype:
-            raise CheckpointError(f"checkpoint {path}: {name} is {came.dtype} {came.shape}; this model has "
+        loaded = tensors[name]
+        if loaded.shape != array.shape or loaded.dtype != array.dtype:
+            raise CheckpointError(f"checkpoint {path}: {name} is {loaded.dtype} {loaded.shape}; this model has "
                                   f"{array.dtype} {array.shape}")
     unknown = sorted(set(tensors) - set(arrays))
     if unknown:

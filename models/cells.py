@@ -5,7 +5,7 @@ from minigrad.check import check_choice
 from minigrad.initializers import generator
 
 # {name: (label, make(d, h, own, common))}; own: the settings of SETTINGS, common: rng and dtype. RRA and the LSTM; the
-# plain network and its two steps towards RRA (the paper's equations 3 to 5); what else is in the paper's Table 1; SRU.
+# plain network and its two steps towards RRA (the paper's equations 3 to 5); the rest of its Table 1; SRU.
 TABLE = {
     "rra": ("RRA, K = {window}", lambda d, h, own, common: layers.RRALSTM(
         d, h, own["window"], offset=own["offset"], normalize=own["normalize"], forget_bias=own["forget_bias"],
@@ -24,7 +24,7 @@ TABLE = {
 CELLS = tuple(TABLE)
 BOTH_WAYS = tuple(f"bi{name}" for name in CELLS)
 SETTINGS = {"window": 10, "offset": 2, "normalize": "sum", "forget_bias": 1.0, "init": "orthogonal"}
-# {setting: the cells that it has a meaning for}
+# {setting: the cells that it applies to}
 TAKEN_BY = {"window": ("rra", "rnn-residual", "rnn-attention"), "offset": ("rra",), "normalize": ("rra",),
             "forget_bias": ("rra", "lstm"), "init": ("rra", "lstm")}
 
@@ -35,10 +35,10 @@ def build_cell(name, d, h, *, rng=None, dtype=None, **own):
     name         one of CELLS, or of BOTH_WAYS: two of them, one reading backwards (Bidirectional), 2h wide
     window       K, the states that rra attends to; k of rnn-residual's shortcut from h_{t-k}, and of rnn-attention's
                  weights over h_{t-2} ... h_{t-k}
-    forget_bias  of rra and lstm, with `init`; offset and normalize: of rra. Each is 10, 2, "sum" ... (SETTINGS)
+    forget_bias  of rra and lstm, as is init; offset, normalize: of rra. SETTINGS has the defaults
 
-    The width is h, of urnn 2h: [Re h, Im h]. Raises ValueError for another name, or for a setting that the layer
-    rejects.
+    The width is h; for urnn 2h: [Re h, Im h]. Raises ValueError for another name or a setting that the layer rejects,
+    TypeError for an unknown setting.
     """
     check_choice("build_cell", "name", name, CELLS + BOTH_WAYS)
     unknown = sorted(set(own) - set(SETTINGS))

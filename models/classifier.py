@@ -9,10 +9,10 @@ from minigrad.layers import Dropout, Embedding, Linear
 POOLINGS = ("mean", "last")
 
 
-# ---- pooling: what is read of the outputs ------------------------------------------------------------------
+# ---- pooling -------------------------------------------------------------------------------------------------
 
 class masked_mean:
-    """s = 1/n sum over a sample's n real steps of h_t: hs (B, L, h), mask (B, L) or None -> s (B, h); 0 where n is 0.
+    """s = the mean of h_t over a sample's n real steps: hs (B, L, h), mask (B, L) or None -> s (B, h); 0 where n is 0.
 
     Backward: dh_t = ds / n at a real step, 0 elsewhere.
     """
@@ -35,8 +35,8 @@ class masked_mean:
 class last_outputs:
     """s = h at the end of reading: hs (B, L, h), mask -> s (B, h); 0 for a sample with no real step.
 
-    from_left   columns of hs whose layer reads forwards: their end is the last real step. The others read backwards:
-                their end is the first one
+    from_left   columns of hs whose layer reads forwards: they end at the last real step. The others read backwards
+                and end at the first one
     """
 
     @staticmethod
@@ -57,17 +57,17 @@ class last_outputs:
         step, exists, (B, L, h) = cache
         xp = array_module(ds)
         dhs = xp.zeros((B, L, h), ds.dtype)
-        dhs[xp.arange(B)[:, None], step, xp.arange(h)] = xp.where(exists, ds, 0)       # every place but once
+        dhs[xp.arange(B)[:, None], step, xp.arange(h)] = xp.where(exists, ds, 0)       # each place once
         return dhs
 
 
 # ---- the models ------------------------------------------------------------------------------------------
 
 class SequenceClassifier(Layer):
-    """logits = dropout(s) W + b, s the mean over the real steps of the recurrent layer's outputs, or their end.
+    """logits = dropout(s) W + b, s the pooled outputs of a recurrent layer.
 
     cell      any recurrent layer with outputs of `width` columns
-    pooling   "last": the output at the last real step (of a Bidirectional's backward layer that at the first one);
+    pooling   "last": the output at the last real step (of a Bidirectional's backward layer, at the first one);
               "mean": the masked mean over time (the deeplearning.net tutorial's, which RRA's IMDB settings follow)
     dropout   of s, in training
 

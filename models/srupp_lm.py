@@ -13,7 +13,7 @@ from minigrad.layers.recurrent import split_upstream
 
 LAYERS = ("sru", "sru-proj", "srupp", "lstm")      # sru-proj: SRU++ without its attention
 LABELS = {"sru": "SRU", "sru-proj": "projected SRU", "srupp": "SRU++", "lstm": "LSTM"}
-# Settings of `model_of`, and which layers they have a meaning for.
+# Settings of `model_of`, and the layers that some of them apply to.
 SETTINGS = {"layer": "srupp", "width": 256, "ratio": 4, "layers": 4, "lstm_layers": 2, "heads": 1, "unroll": 128,
             "memory": None, "window": None, "attention_every": 1, "attention_last": None, "no_layer_norm": False,
             "highway_bias": -2.0, "dropout": 0.0, "attention_dropout": 0.0, "dtype": "float32", "seed": 0}
@@ -48,6 +48,7 @@ class LanguageModel(Layer):
     backward((dlogits, dstate), cache) -> (None, dstate0): ids have no gradient. The state is the Stack's. At a masked
     step the logits are 0 and the state does not change.
     Symbol by symbol: `stepping = model.begin(state)`, `logits (B, vocab), stepping = model.step(ids (B,), stepping)`.
+    Raises ValueError and TypeError as its parts do.
     """
 
     recurrent = True
@@ -90,14 +91,14 @@ class LanguageModel(Layer):
 
     def initial_state(self, batch, dtype=None):
         """The state before a text."""
-        return self.layers.initial_state(batch)
+        return self.layers.initial_state(batch, dtype)
 
     def begin(self, state=None):
-        """What `step` starts from: after a forward's state, or at the beginning of a text."""
+        """The `stepping` of the first `step`: after a state that forward returned, or at the start of a text."""
         return self.layers.begin(state)
 
     def step(self, ids, stepping=None):
-        """(logits (B, vocab) of the next symbol, what the next step starts from) after one symbol (B,) of each text."""
+        """(logits (B, vocab) of the next symbol, the next step's `stepping`) after one symbol (B,) of each text."""
         h, stepping = self.layers.step(self.embedding(ids), stepping)
         return self.output(h), stepping
 
@@ -125,7 +126,7 @@ def build(layer, vocab, d, *, layers=4, projection=None, heads=1, window=None, m
     layer       "sru"; "sru-proj" (SRU++ without attention, layer norm kept); "srupp"; "lstm"
     projection  d' of "sru-proj" and "srupp"; default d // 4;  layer_norm: whether these two have one
     memory      slots of SRU++'s memory, through which no gradient flows (truncated backpropagation through time)
-    dropout     before and after the layers, of the rows that W_o maps, and of the recurrence (all layers but the last)
+    dropout     before and after the layers, of the input of W_o, and of the recurrence (all layers but the last)
 
     Raises ValueError for wrong settings.
     """
@@ -152,7 +153,7 @@ def build(layer, vocab, d, *, layers=4, projection=None, heads=1, window=None, m
 
 def count_parameters(layer, vocab, d, *, layers=4, projection=None, attention_every=1, attention_last=None,
                      layer_norm=True, **settings):
-    """The number of parameters of `build` with these settings (a test counts them)."""
+    """The number of parameters of `build` with these settings, without building it."""
     check_choice("count_parameters", "layer", layer, LAYERS)
     p = d // 4 if projection is None else projection
     attending = sum(attention_places(layers, attention_every, attention_last)) if layer == "srupp" else 0
@@ -191,10 +192,10 @@ def size_of(settings, vocab):
 
 
 def model_of(settings, vocab, window=None):
-    """The model of the settings, {key of SETTINGS: value}; a `window` given here takes the place of theirs."""
+    """The model of the settings, {key of SETTINGS: value}; a `window` given here replaces theirs."""
     memory = settings["memory"]
     if memory is None and settings["window"] is None:
-        memory = settings["unroll"]                 # with a window: as many as it shows, the layer's own choice
+        memory = settings["unroll"]                 # with a window: the layer's default, window - 1
     own = {key: settings[key] for key in ("heads", "highway_bias", "dropout", "attention_dropout", "dtype")}
     return build(settings["layer"], vocab, settings["width"], memory=memory, window=window or settings["window"],
                  rng=np.random.default_rng([settings["seed"], 1]), **own, **sizes(settings))

@@ -25,11 +25,11 @@ from minigrad.layers import (
     Dropout,
     Embedding,
     LayerNorm,
+    LearnedPositions,
     Linear,
     TransformerDecoderLayer,
     TransformerEncoderLayer,
 )
-from minigrad.layers.embedding import LearnedPositions
 from minigrad.layers.transformer import NORMS
 from minigrad.memory import matmul
 from minigrad.parameter import Parameter
@@ -108,7 +108,7 @@ class _Words(Layer):
 class Encoder(Layer):
     """s = pool(layers(words)): one vector per sentence.
 
-    words     the rows of words and positions
+    words     the embeddings of words and positions
     layers    TransformerEncoderLayers
 
     forward(ids (B, L), mask=None, rng=None) -> s (B, d), cache; mask (B, L) True where real, [CLS] at position 0.
@@ -230,9 +230,12 @@ class Decoder(Layer):
         return ds
 
     def set_bias_from_counts(self, counts):
-        """b_v = log((n_w + 1) / sum (n + 1)), n_w how often word w comes in the text, counts (vocab,): of an untrained
-        decoder the words are then as likely as in the text. Else the first thing that E learns is that most words are
-        rare, by moving all of their rows in one direction, and rows that are alike say little about a sentence."""
+        """b_v = log((n_w + 1) / sum (n + 1)), n_w the count of word w in the text, counts (vocab,).
+
+        An untrained decoder then predicts each word with its frequency in the text. Otherwise E first learns that most
+        words are rare, by moving their rows in one direction, and similar rows say little about a sentence.
+        Raises ValueError for counts of another shape.
+        """
         xp = array_module(self.b_v.value)
         check_shape("Decoder", "counts", counts, self.b_v.value.shape)
         smoothed = counts + 1
@@ -248,7 +251,7 @@ class Decoder(Layer):
         return logits, (n, transform_cache, (gelu_cache, norm_cache))
 
     def _head_backward(self, dlogits, cache):
-        """dn = dlogits E; E.grad += dlogits^T n, which adds to what the embedding's other uses give."""
+        """dn = dlogits E; E.grad += dlogits^T n, added to the gradient from the embedding's other uses."""
         n, transform_cache, (gelu_cache, norm_cache) = cache
         E = self.words.embedding.W
         E.grad += dlogits.T @ n
@@ -272,7 +275,7 @@ class TSDAE(Layer):
     """The transformer-based sequential denoising autoencoder.
 
     vocabulary    a WordVocabulary, or a number of words (then text cannot be encoded, ids can)
-    length        the most positions of a sentence, including [CLS] and [SEP]
+    length        the maximum number of positions of a sentence, including [CLS] and [SEP]
     pooling       "cls", "mean" or "max": how the sentence's embedding is computed from the encoder's outputs
     tie           the decoder's embedding, positions, norms, self-attention and feed-forward layers are the encoder's
                   (the same Parameters: one gradient, the sum of all uses). The cross-attention, its norm and the head
@@ -283,7 +286,7 @@ class TSDAE(Layer):
     forward(noisy (B, L), clean (B, T), noisy_mask=None, clean_mask=None, rng=None) -> logits (N, vocab), cache: of the
     N real words after the first of a clean sentence, row by row; `targets(clean, clean_mask)` are their ids (N,).
     (Without clean_mask: (B, T-1, vocab) and (B, T-1).) Both begin with [CLS] and end with [SEP]; masks are True where
-    real. Both take `places` too, (N,) from `predicted_places(clean_mask)`: on a GPU finding them means waiting.
+    real. Both take `places` too, (N,) from `predicted_places(clean_mask)`: on a GPU finding them would mean a wait.
     backward(dlogits, cache) -> None.
     Raises ValueError and TypeError as its parts do.
     """
@@ -396,7 +399,10 @@ class TSDAE(Layer):
                              "can be encoded and written")
 
     def reconstruct(self, vectors, words=None):
-        """[str]: what the decoder generates from each embedding (n, d), always taking the most likely next word."""
+        """[str]: the sentence that the decoder generates from each embedding (n, d), always the most likely next word.
+
+        words: the most it may generate; default length - 1. Raises ValueError for a model without a vocabulary.
+        """
         self._require_vocabulary()
         W = self.decoder.words.embedding.W.value
         xp, most = array_module(W), self.settings["length"] - 1 if words is None else words
@@ -416,12 +422,12 @@ class TSDAE(Layer):
     # ---- files -------------------------------------------------------------------------------------------
 
     def record(self):
-        """What a checkpoint must hold besides the model's tensors; JSON-able."""
+        """The settings and vocabulary, which a checkpoint holds along with the tensors; JSON-able."""
         return {**self.settings, "buckets": self.vocabulary.buckets if self.vocabulary else 0,
                 "words": self.vocabulary.words if self.vocabulary else len(self.decoder.b_v.value)}
 
     def save(self, path):
-        """Write the model, its vocabulary with it, to one file."""
+        """Write the model and its vocabulary to one file."""
         save_tensors(path, self.named_arrays(), {"config": {"model": self.record()}})
 
     @classmethod

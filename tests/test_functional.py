@@ -11,7 +11,6 @@ FUNCTIONS = {
     "softmax": lambda x: np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True),
     "sum_normalize": lambda x: x / x.sum(axis=-1, keepdims=True),
     "tanh": np.tanh,
-    "logistic": lambda x: 1 / (1 + np.exp(-x)),
     "relu": lambda x: np.where(x > 0, x, 0),
     "gelu": lambda x: x * scipy.stats.norm.cdf(x),
     "gelu_tanh": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),

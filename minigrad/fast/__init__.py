@@ -1,1 +1,1 @@
-"""The CPU's fast time loops, one file a family. The equations they compute stand in minigrad/layers."""
+"""The fast time loops, one file per family; their equations are in minigrad/layers."""

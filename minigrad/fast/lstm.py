@@ -7,7 +7,7 @@ Both cells are
     q_t = tanh(c_t + a_t);   a_t = sum_k w_hat[k-1] h_{t-k-offset+1}        (LSTM: a_t = 0)
     h_t = o q_t
 
-What makes it fast, and what the names of the arrays carry (docs/derivations/rra.md, section 4; docs/results/speed.md):
+What makes it fast, and what the arrays hold (docs/derivations/rra.md, section 4; docs/results/speed.md):
 
 * gates and time are the first axes: `gates` is (4, T, B, h), so that i, f, o, g of a step are contiguous blocks, and
   the four (h, h) blocks of U are one batched product;
@@ -27,7 +27,7 @@ from minigrad.backend import array_module
 from minigrad.memory import empty, zeros
 from minigrad.packing import Packing, last_states, pack, states_upstream, unpack
 
-BLOCK = 20                         # steps whose dz are kept until the weights' products take them
+BLOCK = 20                         # steps whose dz are collected for one product per weight
 
 
 class LSTMCache(NamedTuple):
@@ -48,8 +48,8 @@ def loop_forward(x, past, c, mask, W, U, b, w_hat=None, offset=1):
     """Run the cell over a sequence.
 
     x (B, L, d); past (B, P, h), oldest first (P = max(1, K+offset-1)); c (B, h); mask (B, L) or None; w_hat (K,)
-    normalised, w_hat[0] weighing the newest state of the window, or None for K = 0. The weights' dtype is that of x and
-    the Parameters together. Returns y (B, L, h), past and c after the last real step, cache.
+    normalised, w_hat[0] the weight of the newest state of the window, or None for K = 0. The weights' dtype is that of
+    x and the Parameters together. Returns y (B, L, h), past and c after the last real step, cache.
     """
     xp = array_module(x=x, past=past, c=c, mask=mask, W=W)
     if fused := kernels.of(xp):
@@ -145,7 +145,7 @@ def loop_backward(dy, dpast, dc, cache, W, U, w_hat=None, offset=1):
     dz_U, u = empty((4, B, h), dtype, xp), empty((B, h), dtype, xp)
 
     def add_recurrent(t, dh):
-        """dh, of h_{t-1}, += dz_t U^T, the four gates added up."""
+        """dh, of h_{t-1}, += dz_t U^T, summed over the four gates."""
         xp.matmul(dz[:, t % BLOCK], U_T, out=dz_U)
         xp.add.reduce(dz_U, axis=0, out=u)
         dh += u
@@ -202,9 +202,9 @@ def _cell_backward(xp, dh, dc, gates_t, c_before, q_t, ds_t, dz_t):
 
 
 def _upstream(dy, dpast, dc, cache):
-    """The gradient that enters at each state from outside, time first, in arrays of its own.
+    """The gradient that enters at each state from outside, time first, in new arrays.
 
-    dhs (P+T, B, h) as `states_upstream` has it. dcs: without a mask (1, B, h), dc at the end; with one (T+1, B, h),
+    dhs (P+T, B, h) is `states_upstream`. dcs: without a mask (1, B, h), dc at the end; with one (T+1, B, h),
     dc at each sample's own last real step.
     """
     hs, cs, packing = cache.hs, cache.cs, cache.packing
@@ -223,7 +223,7 @@ def _upstream(dy, dpast, dc, cache):
 def _add_window_to_past(dhs_past, flat_ds, newest_first, offset):
     """dhs_past (P, B, h) += the gradient of the states before the sequence through the windows of the first steps.
 
-    Row j stands for time j - P; the first step whose window holds it is t = j - P + offset, if there is such a step.
+    Row j is time j - P; the first step whose window contains it is t = j - P + offset, if there is such a step.
     """
     P, K = len(dhs_past), len(newest_first)
     for j in range(P):

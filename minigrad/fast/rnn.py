@@ -28,7 +28,7 @@ class RNNCache(NamedTuple):
 
 
 # ---- f ---------------------------------------------------------------------------------------------------
-# Of a step's z (B, h), in place; u (B, h) is memory to work in. An array of one number is quicker than a Python number.
+# f of a step's z (B, h), in place; u (B, h) is scratch memory. A 0-d array is faster than a Python number.
 
 
 class Tanh:
@@ -61,8 +61,8 @@ class Relu:
 
 # ---- F ---------------------------------------------------------------------------------------------------
 # forward    F of the state in a row of hs
-# backward   the gradient that the state in a row of dhs gets through the F of later states, or None; the first P rows,
-#            the past, have no F
+# backward   the gradient of the state in a row of dhs through the F of later states, or None; the first P rows, the
+#            past, have no F
 # Both may write into `out` (B, h) and return it.
 
 
@@ -90,7 +90,7 @@ class Lag:
 
 
 class Window:
-    """F = sum_{i=1}^{k-1} w_hat[i-1] h_{t-i-1} (equation 5), w_hat[0] weighing the newest, h_{t-2}."""
+    """F = sum_{i=1}^{k-1} w_hat[i-1] h_{t-i-1} (equation 5), w_hat[0] the weight of the newest, h_{t-2}."""
 
     def __init__(self, w_hat):
         xp = array_module(w_hat)
@@ -102,7 +102,7 @@ class Window:
         return _weighted(self.oldest_first, window, out)
 
     def backward(self, dhs, row, P, out):
-        """sum_i w_hat[i-1] dh_{t+i+1}, over the steps that there are."""
+        """sum_i w_hat[i-1] dh_{t+i+1}, over the steps that exist."""
         first = row + 2
         start, stop = max(first, P), min(first + self.newest_first.shape[1], len(dhs))
         if start >= stop:
@@ -165,7 +165,7 @@ def loop_forward(x, past, mask, W, U, b, f, F=None):
         if F is not None:
             xp.add(m_t, F.forward(hs, row, u), out=hs[row])
         if real is not None:
-            hs[row] *= real[t]                           # relu and F can grow without end: stop at the last real step
+            hs[row] *= real[t]                           # relu and F can grow without bound: stop at the last real step
 
     y = unpack(hs[P:].transpose(1, 0, 2), packing)
     return y, last_states(hs, P, packing), RNNCache(x1, m, hs, packing)
@@ -186,7 +186,7 @@ def loop_backward(dy, dpast, cache, W, U, f, F=None):
 
     With G_t the gradient that reaches h_t from outside,
 
-        dh_t = G_t + dz_{t+1} U^T + what comes through the F of later steps;     dm_t = dh_t;     dz_t = dm_t f'(z_t)
+        dh_t = G_t + dz_{t+1} U^T + the gradient through the F of later steps;     dm_t = dh_t;     dz_t = dm_t f'(z_t)
 
     Returns dx, dpast0, dW, dU, db, and the gradient of F's weights (None where it has none).
     """
@@ -207,7 +207,7 @@ def loop_backward(dy, dpast, cache, W, U, f, F=None):
         if through_F is not None:
             xp.add(dh, through_F, out=dh)
         if t >= 0:
-            f.backward(dh, m[t], dh if F is None else dz[t])     # one view: CuPy copies what shares memory with out
+            f.backward(dh, m[t], dh if F is None else dz[t])     # one view: CuPy copies an array that overlaps out
 
     dU = _rows(hs[P - 1:P - 1 + T]).T @ _rows(dz)
     dW1 = _rows(x1).T @ _rows(dz)

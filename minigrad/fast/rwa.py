@@ -11,8 +11,8 @@ What makes it fast (docs/derivations/rwa.md, section 5):
 * u and the x parts of g and a are one product a block of steps, and so are the weights' gradients, while the block is
   in the processor's cache; the blocks of W_g and W_a for h are one batched product a step;
 * time is the first axis of each: `uqp` is (3, T, B, h), so that what a step reads and writes are contiguous blocks;
-* m, D and r are overwritten as they move on: forward leaves what backward reads instead, u (1 - tanh^2 g) and
-  z_t - r_t. Only under a mask, where samples end at different steps, are they kept.
+* m, D and r are overwritten at each step: backward reads u (1 - tanh^2 g) and z_t - r_t instead. Only with a mask,
+  where samples end at different steps, are they kept.
 """
 
 import math
@@ -22,7 +22,7 @@ from minigrad.backend import array_module
 from minigrad.memory import empty, zeros
 from minigrad.packing import Packing, pack, unpack
 
-BLOCK = 5                          # steps whose u, g, a, or du, dg, da, are made or used up in one product
+BLOCK = 5                          # steps whose u, g, a are one product; the same for du, dg, da
 
 
 class RWACache(NamedTuple):
@@ -56,7 +56,7 @@ def loop_forward(x, h, r, l, mask, W_u, b_u, W_g, b_g, W_a):
         empty((*front, B, width), dtype, xp) for front in [(3, T), (T + 1,), (T,), (3,), (2,), (2,)])
     hs[0] = h
     mDr[0], mDr[1], mDr[2] = l, 1, r
-    limits[0], limits[1] = 0.9 * math.log(xp.finfo(dtype).max), 1            # whole arrays: quicker than numbers
+    limits[0], limits[1] = 0.9 * math.log(xp.finfo(dtype).max), 1            # full arrays: faster than numbers
     kept = None if packing is None else empty((T + 1, *mDr.shape), dtype, xp)
     if kept is not None:
         kept[0] = mDr
@@ -81,10 +81,10 @@ def loop_forward(x, h, r, l, mask, W_u, b_u, W_g, b_g, W_a):
 
 
 def _cell_forward(xp, ga, uqp, z, mDr, h, limits):
-    """One step, from what h_{t-1} (`ga`) and x_t (in `uqp`) make of u, g and a; m, D and r move on.
+    """One step, from the parts of u, g and a that h_{t-1} (`ga`) and x_t (in `uqp`) give; m, D and r are updated.
 
-    Writes h, in uqp u (1 - q^2), q = tanh g, p, and in z z - r. a - m is cut off where exp would overflow: there
-    p = 1 and D = 1 already, to the last bit; m = -inf needs no case of its own.
+    Writes h, in uqp u (1 - q^2), q = tanh g, p, and in z z - r. a - m is clipped where exp would overflow: there
+    p = 1 and D = 1 anyway, to the last bit; m = -inf is no special case.
     """
     (g, a), (u, q, p), (m, D, r), (largest, ones) = ga, uqp, mDr, limits
     e = p
@@ -168,7 +168,7 @@ def loop_backward(dy, dh, dr, dl, cache, W_u, W_g, W_a):
 
 
 def _cell_backward(xp, dstate, uqp, beyond, h, duga, scratch):
-    """Through one step's equations, from the bottom up. Writes du, dg, da; dr and dl become the step's before."""
+    """Through one step's equations, from the bottom up. Writes du, dg, da; dr and dl become those before it."""
     (dh, dr, dl), (u_slope, q, p), (du, dg, da), (dz, product, ones) = dstate, uqp, duga, scratch
     xp.multiply(h, h, out=product)
     xp.subtract(ones, product, out=product)
@@ -185,8 +185,8 @@ def _cell_backward(xp, dstate, uqp, beyond, h, duga, scratch):
 
 
 def _ends(dstate, cache):
-    """The final state's gradient where it enters: (1, 3, B, h), under a mask (T+1, 3, B, h), row t that of the samples
-    with t real steps."""
+    """The final state's gradient where it enters: (1, 3, B, h), or with a mask (T+1, 3, B, h), row t for samples of t
+    real steps."""
     (T, B, h), packing = cache.beyond.shape, cache.packing
     xp = array_module(cache.beyond, *dstate)
     ends = zeros((1 if packing is None else T + 1, 3, B, h), cache.beyond.dtype, xp)

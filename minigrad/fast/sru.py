@@ -2,9 +2,9 @@
 
 Time first, slices first: u is (k, T, B, h), so that a slice of a step is one contiguous block, and the k products are
 one batched product of (T B, w + 1) rows, the last column being a one that carries the biases. As
-sigma(z) = (1 + tanh(z/2)) / 2, the 1/2 is folded into copies of the weights. Only f is needed to go on in time, so
-only f is computed in the loop. The element-wise work sees a step as one row of B h numbers, and is done a chunk of
-steps at a time, while these are in the processor's cache. What it gains: docs/results/speed.md.
+sigma(z) = (1 + tanh(z/2)) / 2, the 1/2 is folded into copies of the weights. Only f is needed for the next c, so only
+f is computed in the loop. The element-wise work sees a step as one row of B h numbers, and is done a chunk of
+steps at a time, while these are in the processor's cache. Measurements: docs/results/speed.md.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ CHUNK = 16                         # steps whose element-wise work is done at on
 class RecurrenceCache(NamedTuple):
     """What backward reads; everything time first."""
 
-    n1: Any         # (T, B, w+1)    the rows that W maps, and a one
+    n1: Any         # (T, B, w+1)    the input of W, and a column of ones
     u: Any          # (k, T, B, h)   u0 | f | r (| x')
     cs: Any         # (T+1, B, h)    row t is c before step t
     highway: Any    # (T, B, h)      x'
@@ -167,7 +167,7 @@ def _row(v, B, dtype):
 
 
 def _chunks(T):
-    """[(steps, the same one later)], CHUNK steps each."""
+    """[(steps, the same steps shifted by one)], CHUNK steps each."""
     return [(slice(first, min(first + CHUNK, T)), slice(first + 1, min(first + CHUNK, T) + 1))
             for first in range(0, T, CHUNK)]
 
@@ -184,7 +184,7 @@ def _slices(W, b_f, b_r, k, dtype):
 
 
 def time_first(x):
-    """(B, L, d) -> (L, B, d), contiguous; free where x is a layer's own time-first output."""
+    """(B, L, d) -> (L, B, d), contiguous; without a copy if x is a view of a time-first array."""
     turned = x.transpose(1, 0, 2)
     if turned.flags.c_contiguous:
         return turned

@@ -1,13 +1,13 @@
 """The fast time loop of URNN. Its equations: `cell` in minigrad/layers/urnn.py.
 
-Time is the first axis, and the arrays are complex. What makes it fast, and what the arrays carry
+Time is the first axis, and the arrays are complex. What makes it fast, and what the arrays hold
 (docs/derivations/urnn.md, section 4):
 
 * W is applied factor by factor, O(h log h) a row; as a matrix it would be O(h^2);
 * of each step only the results of the two reflections are kept, y1 and y2: a reflection is its own inverse, so that dv
   follows from y and dy, and each domega from rows that are kept anyway;
 * the sums that are the parameters' gradients are taken a block of steps at a time;
-* V x of all steps is one real product: h complex numbers in memory are 2h real ones, Re and Im in turn.
+* V x of all steps is one real product: h complex numbers in memory are 2h real ones, alternating Re and Im.
 """
 
 from typing import Any, NamedTuple
@@ -19,13 +19,13 @@ from minigrad.memory import empty, zeros
 from minigrad.packing import Packing, pack, unpack
 
 EPS = 1e-5                         # of modReLU: the smallest r
-BLOCK = 8                          # steps whose gradients are kept until the parameters' sums take them
+BLOCK = 8                          # steps whose gradients are summed at once
 
 
 class Chain(NamedTuple):
     """W = D3 R2 F^-1 D2 P R1 F D1, ready for B rows of h complex numbers; w is (2 / |v|^2) conj(v)."""
 
-    D: tuple            # D1, D2, D3, each (B, h): a row for every sample is quicker than broadcasting
+    D: tuple            # D1, D2, D3, each (B, h): a row for every sample is faster than broadcasting
     conj_D: tuple
     v: tuple            # v1, v2, each (h,)
     w: tuple            # w1, w2, each (h,)
@@ -196,7 +196,7 @@ def modrelu_back(dh, z, f, k, a, u, out):
 def add_reflection(dv, y, dy, v, w):
     """dv += (2 / s) (conj(p) dy - conj(q) y) + (4 i / s^2) Im(conj(q) p) v, summed over the rows, s = |v|^2.
 
-    y = R z and dy (n, h); p = v* y, q = v* dy. (`reflection_backward` has the same from z.)
+    y = R z and dy (n, h); p = v* y, q = v* dy. (`reflection_backward` computes it from z.)
     """
     p, q = y @ w, dy @ w                                                     # with the factor 2 / s
     dv += p.conj() @ dy - q.conj() @ y + 1j * (q.conj() @ p).imag * v
@@ -221,7 +221,7 @@ def upstream_of(dy, dh, cache):
 
 
 def complex_dtype(dtype):
-    """The complex dtype whose parts have a real one. Raises TypeError for float16: no complex one is so narrow."""
+    """The complex dtype whose parts have this real dtype. Raises TypeError for float16, which has none."""
     if np.dtype(dtype).itemsize < 4:
         raise TypeError(f"URNN: x and the parameters have dtype {dtype}; expected float32 or wider, as there are no "
                         "complex numbers of half precision")
@@ -251,7 +251,7 @@ def split(z):
 
 
 def pairs(z):
-    """A view of z (..., h), contiguous, as real numbers (..., 2h), Re and Im in turn."""
+    """A view of z (..., h), contiguous, as real numbers (..., 2h), alternating Re and Im."""
     return z.view(z.real.dtype)
 
 

@@ -4,7 +4,7 @@
     if fused:
         return fused.recurrence_forward(...)                 # what the NumPy code below this line computes
 
-Each function of `fused` has the arguments and results of its NumPy counterpart; only its own backward reads its cache.
+Each function of `fused` has the arguments and results of its NumPy counterpart; its cache is for its own backward only.
 The CUDA sources are in this folder: common.cuh, and a .cu for each family, compiled by CuPy at first use, once per
 device and dtype (and cached by CuPy in ~/.cupy for later runs). Arrays are float16, float32 or float64; all arithmetic
 and sums are float32 for the first two and float64 for the last. CuPy compiles these kernels like its own, with

@@ -94,7 +94,7 @@ def _cause(error):
 
 
 def sum_dtype(dtype):
-    """What kernels compute and sum with (Acc of common.cuh)."""
+    """The dtype that kernels compute and sum in (Acc of common.cuh)."""
     return np.dtype("float64" if np.dtype(dtype) == np.float64 else "float32")
 
 

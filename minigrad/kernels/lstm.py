@@ -14,7 +14,7 @@ from minigrad.memory import empty, matmul
 from minigrad.packing import Packing, last_states, pack, states_upstream, unpack
 
 THREADS = 128
-WINDOW_BLOCKS = 64                 # that share the sum over steps, samples and units of each window weight
+WINDOW_BLOCKS = 64                 # per window weight, for its sum over steps, samples and units
 
 
 class LSTMKernelCache(NamedTuple):

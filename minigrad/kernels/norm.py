@@ -8,7 +8,7 @@ from minigrad.kernels.launch import blocks_for, given, on_its_device, power_of_t
 from minigrad.memory import empty
 
 COLUMNS, ROWS = 32, 8              # of a block of norm_backward_sums
-MOST_PARTS = 128                   # that the sum over the rows is made of
+MOST_PARTS = 128                   # of the sum over the rows
 
 
 @on_its_device

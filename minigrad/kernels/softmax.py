@@ -14,7 +14,7 @@ def masked_softmax(S, mask, rows, keys, offset, causal, window):
     if mask is not None:
         if S.ndim > 4:
             mask = xp.broadcast_to(mask, S.shape)
-        else:                                    # what broadcast_to repeats, once; else it would be copied here
+        else:                                    # repeated axes only once, so that they are not copied
             mask = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.strides)]
         mask = xp.ascontiguousarray(mask).reshape((1,) * (4 - mask.ndim) + mask.shape if mask.ndim < 4 else
                                                   (math.prod(mask.shape[:-3]), *mask.shape[-3:]))

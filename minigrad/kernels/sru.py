@@ -14,7 +14,7 @@ THREADS = 32                       # per block: few, so that the B h threads are
 class RecurrenceCache(NamedTuple):
     """What backward reads; everything time first. The gates are recomputed."""
 
-    n: Any          # (T, B, w)      the rows that W maps
+    n: Any          # (T, B, w)      the input of W
     u: Any          # (T, B, k h)    n W: u0 | u1 | u2 (| u3)
     cs: Any         # (T+1, B, h)    row t is c before step t
     highway: Any    # (T, B, h)      x' before it is scaled
@@ -67,7 +67,7 @@ def launch_forward(u, x, vectors, m, cs, hs, scale=1.0, activation="identity"):
 
 
 def launch_backward(u, x, vectors, m, cs, dh, dc, lengths, du, dx, dc0, sums, scale=1.0, activation="identity"):
-    """One launch: du, dx, dc0 (B, h) and the samples' sums (4, B, h) from what forward had, cs, dh and dc."""
+    """One launch: du, dx, dc0 (B, h) and the samples' sums (4, B, h) from forward's arrays, dh and dc."""
     T, B, _ = u.shape
     _launch("sru_backward", u, (T, B, dc0.shape[1]), (u, x, *vectors, m, cs, dh, dc, lengths, du, dx, dc0, sums), scale,
             activation)

@@ -15,25 +15,25 @@ from minigrad.parameter import Parameter
 
 
 class MultiHeadAttention(Layer):
-    """y = A W_o + b_o, A the heads' results side by side, each softmax(q_n k_n^T / sqrt(e)) v_n.
+    """y = A W_o + b_o, where A concatenates the results of the heads, softmax(q_n k_n^T / sqrt(e)) v_n.
 
         q = query W_q + b_q      k = memory W_k + b_k      v = memory W_v + b_v      (self-attention: memory = query)
 
-    Head n has the columns n e ... (n+1) e - 1 of q, k, v; e = d_key / heads.
+    Head n takes the columns n e ... (n+1) e - 1 of q, k, v; e = d_key / heads.
 
     W_q, W_k, W_v (d, d_key), W_o (d_key, d)   Glorot uniform
     b_q, b_k, b_v (d_key,), b_o (d,)           zero
-    d_key       the width of all heads together (default d)
+    d_key       the total width of the heads, default d
     dropout     of the attention weights
 
     forward(query (B, L, d), memory=None or (B, M, d), causal=False, mask=None, rng=None) -> y (B, L, d), cache.
-    mask, over the keys, (B, M) boolean, (B, L) in self-attention. A row that sees no key gives b_o. In self-attention y
-    at a padded row is unspecified; what stands in x there, NaN included, reaches no other row.
+    mask: boolean, over the keys, (B, M), or (B, L) in self-attention. A query that sees no key gives b_o. In
+    self-attention y at a padded row is unspecified; the values of x there, NaN included, reach no other row.
     backward(dy, cache) -> dquery, or (dquery, dmemory) when memory was given.
 
     With a memory of one row, no mask and no dropout on the map, the one weight is 1 whatever q and k are: y is
     (memory W_v + b_v) W_o + b_o at every position, and the gradients of query, W_q, b_q, W_k and b_k are exactly zero.
-    That case is computed so (`_OneRow`), without W_q and W_k; `one_row` = False computes it as the equation has it.
+    `_OneRow` computes this case without W_q and W_k; with `one_row` set to False the general equations do.
 
     Raises ValueError for shapes that do not fit, for heads that do not divide d_key, and for causal with a memory;
     TypeError for wrong dtypes or a mix of devices.
@@ -67,7 +67,7 @@ class MultiHeadAttention(Layer):
         query = keys if memory is None else query
         q, k, v = (self._split(_affine(x, W, b)) for x, W, b in (
             (query, self.W_q, self.b_q), (keys, self.W_k, self.b_k), (keys, self.W_v, self.b_v)))
-        if mask is not None:                     # of the scores: k and v at padded positions are finite, b_k and b_v
+        if mask is not None:                     # k and v at padded positions are finite: b_k and b_v
             mask_of_scores = xp.broadcast_to(mask[:, None, None], (len(q), 1, q.shape[2], k.shape[2]))
         A, attention_cache = softmax_attention.forward(
             q, k, v, mask=None if mask is None else mask_of_scores, causal=causal, dropout=self.dropout, rng=rng)
@@ -113,7 +113,7 @@ class MultiHeadAttention(Layer):
 
 
 class _AttentionCache(NamedTuple):
-    """What MultiHeadAttention's backward reads."""
+    """What MultiHeadAttention.backward reads."""
 
     query: Any          # (B, L, d)
     keys: Any           # (B, M, d)     the memory, or the query itself
@@ -124,7 +124,7 @@ class _AttentionCache(NamedTuple):
 
 
 class _OneRowCache(NamedTuple):
-    """What _OneRow's backward reads."""
+    """What _OneRow.backward reads."""
 
     query: Any          # (B, L, d)
     memory: Any         # (B, 1, d)
@@ -142,7 +142,7 @@ class _OneRow:
 
     @staticmethod
     def backward(layer, dy, cache):
-        """What reaches the one row is the sum over the positions; nothing reaches the query."""
+        """The gradient of the one row is summed over the positions; that of the query is zero."""
         query, memory = cache
         v = _affine(memory, layer.W_v, layer.b_v)
         dv = _affine_backward(dy.sum(axis=1, keepdims=True), v, layer.W_o, layer.b_o)

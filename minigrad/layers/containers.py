@@ -64,12 +64,12 @@ class Stack(Recurrent):
 class Bidirectional(Recurrent):
     """y = [y_forward | y_backward]: one layer reads the sequence forwards, the other backwards.
 
-    A layer skips masked steps, so the whole sequence is reversed together with its mask, and each sample is read from
-    its own last real step. One layer may serve both directions (its gradients add up).
+    A layer skips masked steps, so the whole sequence is reversed together with its mask, and each sample is read
+    starting at its own last real step. One layer may serve both directions (its gradients add up).
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h_forward + h_backward), state), cache; state is
-    (the forward layer's, the backward layer's); the latter is the state before the sequence's first step.
-    A sequence cannot be divided into segments or read step by step, since the backward layer starts at the end.
+    (the forward layer's, the backward layer's); the backward layer ends at the sequence's first step. A sequence cannot
+    be divided into segments or read step by step, since the backward layer starts at its end.
 
     Raises TypeError for a layer that is not recurrent.
     """

@@ -1,6 +1,6 @@
 """GRU: the gated recurrent unit (Cho et al. 2014), with the reset gate after the product, as in cuDNN and PyTorch.
 
-The example of a layer that is only its equations: the plain loop of `Recurrent` runs them, on NumPy and on CuPy.
+An example of a layer that consists of its equations only: the plain loop of `Recurrent` runs them.
 """
 
 from minigrad.backend import array_module, sigmoid
@@ -13,12 +13,12 @@ from minigrad.parameter import Parameter
 class GRU(Recurrent):
     """h_t = (1 - z_t) n_t + z_t h_{t-1} over a sequence.
 
-    W (d, 3h), U (h, 3h), b_x (3h,), b_h (3h,), columns r | z | n; W and U start as `init` says
-    (minigrad.initializers.GATE_BLOCKS), the biases are zero. Cho et al. apply the reset gate to h_{t-1} before its
+    W (d, 3h), U (h, 3h), b_x (3h,), b_h (3h,), columns r | z | n; W and U are initialised by `init`
+    (minigrad.initializers.GATE_BLOCKS), the biases with zero. Cho et al. apply the reset gate to h_{t-1} before its
     product and have no b_h.
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h), (h,)), cache; state: h (B, h).
-    The dtype is that of x and the parameters together. Nothing is drawn: rng has no effect.
+    The dtype is that of x and the parameters together. `rng` has no effect.
 
     Raises ValueError for wrong shapes, TypeError for wrong dtypes or a mix of devices.
     """
@@ -43,7 +43,7 @@ class GRU(Recurrent):
         return (h_new, (h_new,)), (x, h, (r, z, n), h_n)
 
     def cell_backward(self, upstream, cache, W, U, b_x, b_h):
-        """The step's gradients: dx, (dh,), (dW, dU, db_x, db_h). da: of what the nonlinearities are applied to."""
+        """The step's gradients: dx, (dh,), (dW, dU, db_x, db_h). da is the gradient of a nonlinearity's argument."""
         dy, (dh_new,) = upstream
         x, h, (r, z, n), h_n = cache
         xp, dh_new = array_module(x), dh_new + dy

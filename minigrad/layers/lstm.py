@@ -35,15 +35,15 @@ def lstm_gates_backward(di, df, do, dg, x, h, gates, W, U):
 class LSTM(Recurrent):
     """h_t = o_t tanh(c_t), c_t = f_t c_{t-1} + i_t g_t, over a sequence.
 
-    W (d, 4h), U (h, 4h), b (4h,), gates in the order i, f, o, g. `init` names how W and U start
+    W (d, 4h), U (h, 4h), b (4h,), gates in the order i, f, o, g. `init` names the initialiser of W and U
     (minigrad.initializers.GATE_BLOCKS; default: every gate block orthogonal); b is zero except for the forget
     gate's `forget_bias` (Gers et al. 2000; Jozefowicz et al. 2015 recommend 1).
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h), (h, c)), cache; state (h, c), each (B, h).
-    The dtype is that of x and the parameters together. Nothing is drawn: rng has no effect.
-    fast=False runs `cell` and `cell_backward` as they are written, else the loop of minigrad/fast/lstm.py runs.
+    The dtype is that of x and the parameters together. `rng` has no effect.
+    fast=False runs `cell` and `cell_backward` step by step; the default is the loop of minigrad/fast/lstm.py.
 
-    Raises ValueError for wrong shapes, TypeError for wrong dtypes or a mix of devices.
+    Raises ValueError for wrong settings or shapes, TypeError for wrong dtypes or a mix of devices.
     """
 
     weights = ("W", "U", "b")
@@ -67,7 +67,7 @@ class LSTM(Recurrent):
         return (h_new, (h_new, c_new)), (x, state, (i, f, o, g), q)
 
     def cell_backward(self, upstream, cache, W, U, b):
-        """The step's gradients, line by line from the bottom up: dx, (dh, dc), (dW, dU, db)."""
+        """The step's gradients, from the bottom line up: dx, (dh, dc), (dW, dU, db)."""
         dy, (dh_new, dc_new) = upstream
         x, (h, c), (i, f, o, g), q = cache
         dh_new = dh_new + dy
@@ -100,7 +100,7 @@ class LSTM(Recurrent):
 
 
 def gate_parameters(layer, d, h, forget_bias, init, rng, dtype):
-    """W (d, 4h), U (h, 4h) and b (4h,) of a gated layer at the start; b is zero except for the forget gate's."""
+    """W (d, 4h), U (h, 4h) and b (4h,) of an LSTM, initialised; b is zero except for the forget gate's."""
     check_count(layer, "d", d)
     check_count(layer, "h", h)
     check_number(layer, "forget_bias", forget_bias, -math.inf, open_low=True, open_high=True)

@@ -17,7 +17,7 @@ from minigrad.parameter import Parameter
 
 
 def normalize(x, eps):
-    """x_hat = (x - mu) / sqrt(var + eps), mu and var each row's own (last axis). x (..., d) -> x_hat, cache."""
+    """x_hat = (x - mu) / sqrt(var + eps), mu and var of each row (last axis). x (..., d) -> x_hat, cache."""
     xp = array_module(x)
     x_hat = apply(xp.subtract, x, row_means(x))
     variance = row_means(apply(xp.multiply, x_hat, x_hat))
@@ -27,7 +27,7 @@ def normalize(x, eps):
 
 
 def normalize_backward(dx_hat, cache):
-    """dx = (dx_hat - mean(dx_hat) - x_hat mean(dx_hat x_hat)) / sigma: what would move mu or sigma is taken out."""
+    """dx = (dx_hat - mean(dx_hat) - x_hat mean(dx_hat x_hat)) / sigma."""
     x_hat, inverse_sigma = cache
     xp = array_module(x_hat)
     dx = apply(xp.subtract, dx_hat, row_means(dx_hat))
@@ -59,7 +59,7 @@ def layer_norm_backward(dy, gain, cache):
 
 
 def norm_pair(xp):
-    """(layer_norm, layer_norm_backward) of an array module: on a GPU the kernels of the same mathematics."""
+    """(layer_norm, layer_norm_backward) of an array module: the fused kernels on a GPU."""
     fused = kernels.of(xp)
     return (fused.layer_norm_forward, fused.layer_norm_backward) if fused else (layer_norm, layer_norm_backward)
 
@@ -70,8 +70,8 @@ def norm_pair(xp):
 class LayerNorm(Layer):
     """y = x_hat gain + bias, x_hat = (x - mu) / sqrt(var + eps), mu and var over the last axis (the biased variance).
 
-    gain (d,)  one
-    bias (d,)  zero
+    gain (d,)  starts as one
+    bias (d,)  starts as zero
     x (..., d) -> y (..., d), dtype of x and gain together. `mask` and `rng` are accepted and have no effect: each
     position is normalised on its own.
 

@@ -3,19 +3,19 @@
     (y, state), cache = forward(x, state=None, mask=None, rng=None)
     dx, dstate0       = backward((dy, dstate), cache)
 
-x (B, L, d), y (B, L, h). A state is all that a continued call needs. dy, dstate, and any entry of dstate may be
-None, meaning zero. A masked step is skipped: y and dx are 0 there and the state does not change.
+x (B, L, d), y (B, L, h). A state is all that the next call needs to continue a sequence. dy, dstate and any entry of
+dstate may be None, meaning zero. A masked step is skipped: y and dx are 0 there and the state does not change.
 
 A subclass writes one step, with the same contract, and is a complete layer (minigrad/layers/gru.py is an example):
 
-    weights                              the names of its Parameters, in the order in which the cell takes them; the
-                                         first has d rows
+    weights                              the names of its Parameters, in the order of the cell's arguments; the first
+                                         has d rows
     state_shapes(B)                      {name: shape} of the state's entries
     cell(x, state, *weights)             (y, state'), cache      x (B, d), y (B, h)
     cell_backward((dy, dstate'), cache, *weights)      dx, dstate, gradients of the weights in their order
 
-What a family may add: `initial_state`, if it is not zero; `cell_weights`, for what is computed from the Parameters once
-per sequence; `draw`, for what is drawn once per sequence; `fast_forward` and `fast_backward`, a faster loop
+It may also define `initial_state`, if that is not zero; `cell_weights`, to compute weights from the Parameters once per
+sequence; `draw`, to draw random numbers once per sequence; `fast_forward` and `fast_backward`, a faster loop
 (minigrad/fast) with the same results as the plain one. With `fast=False` the equations run as written.
 
 Step by step, for generation: `stepping = layer.begin(state)`, then `y, stepping = layer.step(x, stepping)` with
@@ -33,8 +33,8 @@ from minigrad.memory import zeros
 class RecurrentCache(NamedTuple):
     """What backward reads."""
 
-    loop: Any           # of the plain loop (its PlainCache) or of the fast one
-    weights: tuple      # as the cell takes them
+    loop: Any           # the cache of the plain loop (a PlainCache) or of the fast one
+    weights: tuple      # the cell's arguments
     made: Any           # the cache of `cell_weights`
     y_shape: tuple      # (B, L, h)
     started: bool       # from `initial_state`: no state was given
@@ -56,7 +56,7 @@ class Recurrent(Layer):
 
     recurrent = True
     weights = ()
-    fast = False        # a family with a fast loop sets it in its constructor
+    fast = False        # a layer with a fast loop sets it in its constructor
 
     # ---- one step ----------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class Recurrent(Layer):
     def state_shapes(self, B):
         raise NotImplementedError(f"{type(self).__name__} has no state_shapes")
 
-    # ---- what a family may add ---------------------------------------------------------------------------
+    # ---- what a subclass may define ----------------------------------------------------------------------
 
     def initial_state(self, batch, dtype=None):
         """The state before a sequence: zeros on the parameters' device, in their dtype or the one given."""
@@ -78,23 +78,27 @@ class Recurrent(Layer):
                      for shape in self.state_shapes(batch).values())
 
     def initial_state_backward(self, dstate0):
-        """Add the gradients of the Parameters that `initial_state` is made of."""
+        """Add the gradients of the Parameters that `initial_state` is computed from."""
 
     def cell_weights(self, dtype):
-        """(the weights as the cell takes them, a cache): here the Parameters' values, in the sequence's dtype."""
+        """(the cell's weights, a cache): by default the Parameters' values, in the sequence's dtype."""
         return tuple(getattr(self, name).value.astype(dtype, copy=False) for name in self.weights), None
 
     def cell_weights_backward(self, gradients, made):
-        """Add the gradients of what `cell_weights` gave to the Parameters'."""
+        """Add to the Parameters' gradients, from those of the weights that `cell_weights` returned."""
         self.add_gradients(**dict(zip(self.weights, gradients)))
 
     def draw(self, rng, x):
-        """{name: value}: random numbers of the sequence, given to the cell by keyword. rng is None in evaluation."""
+        """{name: value}: random numbers of the sequence, keyword arguments of the cell. rng is None in evaluation."""
         return {}
 
     # ---- forward and backward ----------------------------------------------------------------------------
 
     def forward(self, x, state=None, mask=None, rng=None):
+        """(y (B, L, h), state), cache, from x (B, L, d), a state, mask (B, L) boolean: True at real steps.
+
+        Raises ValueError for wrong shapes, TypeError for wrong dtypes or a mix of devices.
+        """
         first = getattr(self, self.weights[0]).value
         xp = array_module(**{"x": x, self.weights[0]: first, "mask": mask})
         self.check_input(x, mask, first.shape[0])
@@ -110,7 +114,7 @@ class Recurrent(Layer):
         return (y, state), RecurrentCache(cache, weights, made, y.shape, started, self.fast)
 
     def backward(self, upstream, cache):
-        """Backpropagation through time: dx (B, L, d) and dstate0, structured as the state."""
+        """Backpropagation through time: dx (B, L, d) and dstate0, of the structure of the state."""
         loop_cache, weights, made, y_shape, started, fast = cache
         dy, dstate = self.check_upstream(upstream, y_shape, self.state_shapes(y_shape[0]))
         loop = self.fast_backward if fast else self.plain_backward
@@ -142,7 +146,7 @@ class Recurrent(Layer):
         return y, tuple(entry.copy() for entry in state), PlainCache(caches, mask, x.shape, y.shape, state)
 
     def plain_backward(self, dy, dstate, cache, weights):
-        """The cell's backward, from the last step to the first; the weights' gradients of all steps are added up."""
+        """The cell's backward, from the last step to the first; the weights' gradients are summed over the steps."""
         caches, mask, x_shape, y_shape, state = cache
         xp, T = array_module(weights[0]), len(caches)
         dx = xp.zeros(x_shape, state[0].dtype)
@@ -165,16 +169,16 @@ class Recurrent(Layer):
     # ---- step by step ------------------------------------------------------------------------------------
 
     def begin(self, state=None):
-        """What `step` starts from: after a forward's state, or at the beginning."""
+        """The `stepping` of the first `step`: after a state that forward returned, or at the start of a sequence."""
         return state
 
     def step(self, x, stepping=None):
-        """(y (B, h), what the next step starts from) for one input x (B, d) of each sample."""
+        """(y (B, h), the next step's `stepping`) for one input x (B, d) of each sample."""
         (y, state), _ = self.forward(x[:, None], state=stepping)
         return y[:, 0], state
 
     def columns(self):
-        """(columns of y that are read from the left, all columns of y)."""
+        """(the number of y's columns computed from left to right, the number of all its columns)."""
         first, *_ = self.state_shapes(1).values()                            # (..., h), as wide as y
         return first[-1], first[-1]
 
@@ -188,7 +192,7 @@ class Recurrent(Layer):
             check_mask(name, mask, x.shape[:2])
 
     def check_upstream(self, upstream, y_shape, state_shapes):
-        """(dy, dstate) from backward's argument, with None for what is missing.
+        """(dy, dstate) from backward's argument, dstate a tuple with None for zero.
 
         Raises TypeError when it is not a pair, ValueError for a wrong shape (nothing is broadcast).
         """
@@ -202,7 +206,7 @@ class Recurrent(Layer):
 
 
 def split_upstream(upstream, owner=None, entries=None):
-    """(dy, dstate) from backward's argument; with `entries`, their names, dstate as a tuple, None for zero.
+    """(dy, dstate) from backward's argument; with `entries`, the state's names, dstate is a tuple with None for zero.
 
     Raises TypeError when it is not such a pair, ValueError for a dstate of another length.
     """

@@ -1,20 +1,20 @@
 """The plain recurrent networks: RNN, its shortcuts over time, and IRNN.
 
-RNN takes the steps that lead to RRALSTM (Wang 2017, arXiv 1709.03714, equations 3 to 5, rebuilt from the paper's text):
+RNN takes the steps that lead to RRALSTM (Wang 2017, arXiv 1709.03714, equations 3 to 5, reconstructed from its text):
 
     h_t = tanh(x_t W + h_{t-1} U + b)                           (3)   the recurrent network
           ... + h_{t-k}  or  h_{t-k} W_f                        (4)   residual: a shortcut over k steps
-          ... + sum_{i=1}^{k-1} w_hat_i h_{t-i-1}               (5)   residual attention: h_{t-2} ... h_{t-k}, weighed
+          ... + sum_{i=1}^{k-1} w_hat_i h_{t-i-1}               (5)   residual attention to h_{t-2} ... h_{t-k}
 
-In (3) all that h_t knows of h_{t-k} has come through k tanhs and k products with U, and so has every gradient. (4)
-adds a way around them, outside the tanh; with W_f = 0 it is (3) again. (5) learns which of the last states the way
-starts from, with k-1 numbers that all units share and that sum to 1. RRALSTM (minigrad/layers/rra.py) puts the sum of
-(5) into an LSTM's output: h_t = o_t tanh(c_t + a_t).
+In (3) h_t depends on h_{t-k} only through k tanhs and k products with U, and its gradient passes through all of them.
+(4) adds a path around them, outside the tanh; with W_f = 0 it reduces to (3). (5) learns which of the recent states the
+path starts from, with k-1 weights that all units share and that sum to 1. RRALSTM (minigrad/layers/rra.py) adds the sum
+of (5) inside an LSTM's output: h_t = o_t tanh(c_t + a_t).
 
 In (4) and (5) h_t has no bound: a shortcut of weight 1 adds up over the steps.
 
-IRNN (Le, Jaitly and Hinton 2015, arXiv 1504.00941) has relu for tanh and starts from the identity matrix, so that it
-begins by keeping its state.
+IRNN (Le, Jaitly and Hinton 2015, arXiv 1504.00941) uses relu instead of tanh and starts from the identity matrix, so
+that it keeps its state at first.
 
 Derivation of the backward: docs/derivations/rnn.md.
 """
@@ -39,19 +39,19 @@ class RNN(Recurrent):
     shortcut    of (4): "identity", F = h_{t-k}, or "linear", F = h_{t-k} W_f
     attention   (5): F = sum_i w_hat[i-1] h_{t-i-1}, i = 1 ... k-1; w_hat is w (k-1,), normalised
     normalize   of (5): "sum", w / sum w (the paper), or "softmax"
-    init        how W, U and W_f start (minigrad.initializers.GATE_BLOCKS): "glorot" is Glorot uniform for W, orthogonal
-                for U and W_f
+    init        initialiser of W, U and W_f (minigrad.initializers.GATE_BLOCKS): "glorot" is Glorot uniform for W,
+                orthogonal for U and W_f
 
-    W (d, h), U (h, h), b (h,) zero at first; W_f (h, h) with shortcut="linear", starting as U does; w (k-1,) with
-    attention, uniform in [0, 1), w[0] weighing the newest of its states, h_{t-2}.
+    W (d, h), U (h, h), b (h,) zero at first; W_f (h, h) with shortcut="linear", initialised as U; w (k-1,) with
+    attention, uniform in [0, 1), w[0] the weight of the newest of its states, h_{t-2}.
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h), state), cache. state (h,), h (B, h); with
     residual=k (past,), past (B, k, h), oldest first, past[:, -1] = h_{t-1}. States before the sequence are zeros.
-    The dtype is that of x and the parameters together. Nothing is drawn: rng has no effect.
-    fast=False runs `cell` and `cell_backward` as they are written, else the loop of minigrad/fast/rnn.py runs.
+    The dtype is that of x and the parameters together. `rng` has no effect.
+    fast=False runs `cell` and `cell_backward` step by step; the default is the loop of minigrad/fast/rnn.py.
 
     Raises ValueError for wrong settings or shapes, TypeError for wrong dtypes or a mix of devices, ArithmeticError
-    (`validate`) where the sum of w has come too near to zero to divide by.
+    (`validate`) if the sum of w is too close to zero to divide by.
     """
 
     # ---- the equations: they run with fast=False; the fast form is minigrad/fast/rnn.py ------------------
@@ -65,7 +65,7 @@ class RNN(Recurrent):
                 h_{t-k}  or  h_{t-k} W_f                         (4)
                 sum_i w_hat[i-1] h_{t-i-1}                       (5)
 
-        x (B, d), state (h_{t-1},) or (past (B, k, h),); F_weights is W_f (h, h) or w_hat (k-1,), if the form has them
+        x (B, d), state (h_{t-1},) or (past (B, k, h),); F_weights is W_f (h, h) or w_hat (k-1,), if there are any
         -> (h_t, state'), cache.
         """
         xp, past = array_module(x), self._as_past(*state)
@@ -80,7 +80,7 @@ class RNN(Recurrent):
         return (h_new, self._as_state(past_new)), (x, past, m)
 
     def cell_backward(self, upstream, cache, W, U, b, F_weights=None):
-        """The step's gradients: dx, (dh,) or (dpast,), (dW, dU, db, dW_f or dw_hat). dh_t is that of both terms."""
+        """The step's gradients: dx, (dh,) or (dpast,), (dW, dU, db, dW_f or dw_hat). tanh(.) and F both get dh_t."""
         dy, dstate = upstream
         x, past, m = cache
         dpast_new = self._as_past(*dstate)
@@ -92,7 +92,7 @@ class RNN(Recurrent):
             dpast[:, 0], dF_weights = dh_new @ F_weights.T, (past[:, 0].T @ dh_new,)
         elif self.residual:
             dpast[:, 0] = dh_new
-        dpast[:, 1:] += dpast_new[:, :-1]                                    # the states that moved up by one place
+        dpast[:, 1:] += dpast_new[:, :-1]                                    # the states that moved by one place
         dz = dh_new * (1 - m * m)
         dpast[:, -1] += dz @ U.T
         return dz @ W.T, self._as_state(dpast), (x.T @ dz, past[:, -1].T @ dz, dz.sum(axis=0), *dF_weights)
@@ -136,7 +136,7 @@ class RNN(Recurrent):
         return normalize_weights(self.w.value, self.normalize, dtype)
 
     def validate(self):
-        """Raise ArithmeticError when |sum w| <= 1e-6 sum |w|: the normaliser would divide by nearly nothing."""
+        """Raise ArithmeticError when |sum w| <= 1e-6 sum |w|: the normaliser would divide by almost zero."""
         if self.attention:
             check_sum("RNN", self.w.value, self.normalize)
 
@@ -198,12 +198,12 @@ def _check_form(residual, shortcut, attention):
 class IRNN(Recurrent):
     """h_t = max(0, x_t V + h_{t-1} W + b) over a sequence (Le et al. 2015, arXiv 1504.00941).
 
-    V (d, h) ~ N(0, input_std^2), W (h, h) the identity, b (h,) zero: at first the network adds up its faint inputs and
-    keeps what it has; a state without negative entries is copied exactly while x is 0.
+    V (d, h) ~ N(0, input_std^2), W (h, h) the identity, b (h,) zero: at first the network adds up its small inputs; a
+    state without negative entries stays exactly as it was while x is 0.
 
-    forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h), (h,)), cache; state: h (B, h). Nothing
-    bounds h_t. The dtype is that of x and the parameters together. Nothing is drawn: rng has no effect.
-    fast=False runs `cell` and `cell_backward` as they are written, else the loop of minigrad/fast/rnn.py runs.
+    forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h), (h,)), cache; state: h (B, h). h_t has
+    no bound. The dtype is that of x and the parameters together. `rng` has no effect.
+    fast=False runs `cell` and `cell_backward` step by step; the default is the loop of minigrad/fast/rnn.py.
 
     Raises ValueError for wrong settings or shapes, TypeError for wrong dtypes or a mix of devices.
     """

@@ -22,7 +22,7 @@ def rra_attention(past, w_hat):
     """Equation 9: a_t = sum_k w_hat[k-1] h_{t-k-offset+1}, k = 1 ... K.
 
     past (B, P, h), oldest first, past[:, -1] = h_{t-1}; with P = K+offset-1 its first K states are the window,
-    the oldest of them with the weight w_hat[K-1].
+    the oldest of them weighted by w_hat[K-1].
     """
     K = len(w_hat)
     return sum(w_hat[k - 1] * past[:, K - k] for k in range(1, K + 1))
@@ -48,7 +48,7 @@ def normalize_weights(w, normalize, dtype=None):
 
 
 def check_sum(layer, w, normalize):
-    """Raise ArithmeticError when |sum w| <= 1e-6 sum |w|: the normaliser would divide by nearly nothing."""
+    """Raise ArithmeticError when |sum w| <= 1e-6 sum |w|: the normaliser would divide by almost zero."""
     if normalize != "sum" or not len(w):
         return
     total, size = float(w.sum()), float(abs(w).sum())
@@ -62,23 +62,23 @@ def check_sum(layer, w, normalize):
 
 
 class RRALSTM(Recurrent):
-    """h_t = o_t tanh(c_t + a_t) over a sequence: an LSTM with a residual that attends.
+    """h_t = o_t tanh(c_t + a_t) over a sequence: an LSTM whose residual attends to earlier states.
 
     a_t = sum_k w_hat[k-1] h_{t-k-offset+1} is a weighted sum over a window of K earlier states; w_hat is w (K,),
-    normalised: `normalize="sum"`, w / sum w (the paper), or "softmax". offset=2 is the paper (h_{t-2} ...
-    h_{t-K-1}), offset=1 the author's released code (h_{t-1} ... h_{t-K}); any whole number from 1 up is allowed.
+    normalised: `normalize="sum"`, w / sum w (the paper), or "softmax". offset=2 is the paper's (h_{t-2} ...
+    h_{t-K-1}), offset=1 that of the author's code (h_{t-1} ... h_{t-K}); any whole number from 1 up is allowed.
     w[0] is the weight of the newest state in the window. States before the sequence are zero. K = 0 is the LSTM, with
     no normaliser.
 
-    W (d, 4h), U (h, 4h), b (4h,), gates in the order i, f, o, g, starting as LSTM's do; w (K,) uniform in [0, 1).
+    W (d, 4h), U (h, 4h), b (4h,), gates in the order i, f, o, g, initialised as LSTM's; w (K,) uniform in [0, 1).
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h), (past, c)), cache; state: past (B, P, h)
-    with P = max(1, K+offset-1), oldest first, past[:, -1] = h_{t-1}; c (B, h). dtype: that of x and the parameters.
-    Nothing is drawn: rng has no effect.
-    fast=False runs `cell` and `cell_backward` as they are written, else the loop of minigrad/fast/lstm.py runs.
+    with P = max(1, K+offset-1), oldest first, past[:, -1] = h_{t-1}; c (B, h). The dtype is that of x and the
+    parameters together. `rng` has no effect.
+    fast=False runs `cell` and `cell_backward` step by step; the default is the loop of minigrad/fast/lstm.py.
 
     Raises ValueError for wrong settings or shapes, TypeError for wrong dtypes or a mix of devices, ArithmeticError
-    (`validate`) where the sum of w has come too near to zero to divide by.
+    (`validate`) if the sum of w is too close to zero to divide by.
     """
 
     weights = ("W", "U", "b", "w")
@@ -94,7 +94,7 @@ class RRALSTM(Recurrent):
             h_t = o tanh(c_t + a_t)                                                       (10)
 
         x (B, d), state (past (B, P, h), oldest first, c (B, h)), w_hat (K,) -> (h_t, (past', c_t)), cache.
-        The gates see x_t and h_{t-1} alone, and a_t is not written into c_t.
+        The gates see only x_t and h_{t-1}, and a_t is not written into c_t.
         """
         past, c = state
         xp = array_module(x)
@@ -106,13 +106,13 @@ class RRALSTM(Recurrent):
         return (h_new, (past_new, c_new)), (x, state, (i, f, o, g), q)
 
     def cell_backward(self, upstream, cache, W, U, b, w_hat):
-        """The step's gradients, line by line from the bottom up: dx, (dpast, dc), (dW, dU, db, dw_hat)."""
+        """The step's gradients, from the bottom line up: dx, (dpast, dc), (dW, dU, db, dw_hat)."""
         dy, (dpast_new, dc_new) = upstream
         x, (past, c), (i, f, o, g), q = cache
         dh_new = dy + dpast_new[:, -1]
         do, ds = dh_new * q, dh_new * o * (1 - q * q)                        # ds: of c_t + a_t
         dpast, dw_hat = rra_attention_backward(ds, past, w_hat)
-        dpast[:, 1:] += dpast_new[:, :-1]                                    # the states that moved up by one place
+        dpast[:, 1:] += dpast_new[:, :-1]                                    # the states that moved by one place
         dc_new = dc_new + ds
         di, df, dg, dc = dc_new * g, dc_new * c, dc_new * i, dc_new * f
         dx, dh, gradients = lstm_gates_backward(di, df, do, dg, x, past[:, -1], (i, f, o, g), W, U)
@@ -143,7 +143,7 @@ class RRALSTM(Recurrent):
         return normalize_weights(self.w.value, self.normalize, dtype)
 
     def validate(self):
-        """Raise ArithmeticError when |sum w| <= 1e-6 sum |w|: the normaliser would divide by nearly nothing."""
+        """Raise ArithmeticError when |sum w| <= 1e-6 sum |w|: the normaliser would divide by almost zero."""
         check_sum("RRALSTM", self.w.value, self.normalize)
 
     # ---- parameters, and the fast loop -------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """RWA: the recurrent weighted average (Ostmeyer and Cowell 2017, "Machine Learning on Sequential Data Using a Recurrent
-Weighted Average", arXiv 1703.01253), in a form that no score can overflow.
+Weighted Average", arXiv 1703.01253), in a form that does not overflow.
 
 Derivation of the backward: docs/derivations/rwa.md.
 """
@@ -17,15 +17,15 @@ from minigrad.parameter import Parameter
 class RWA(Recurrent):
     """h_t = tanh(r_t), r_t = sum_i z_i e^{a_i} / sum_i e^{a_i} over i <= t.
 
-    Each unit averages over its whole past, weighed by scores a of its own; only h_{t-1} makes z and a depend on it.
+    Each unit averages over its whole past, weighted by its own scores a; only h_{t-1} makes z and a depend on it.
 
-    s (h,) ~ N(0, 1), the learned start h_0 = tanh(s); W_u (d, h), W_g and W_a (d+h, h), rows x, then h, Glorot uniform;
+    s (h,) ~ N(0, 1), for the learned h_0 = tanh(s); W_u (d, h), W_g and W_a (d+h, h), rows x, then h, Glorot uniform;
     b_u and b_g (h,) zero. The scores have no bias: it would cancel.
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h), (h, r, l)), cache; h_t, the average r_t and
-    l_t = log sum_i e^{a_i}, each (B, h). No state is (tanh(s), 0, -inf), and only then has s a gradient.
-    The dtype is that of x and the parameters together. Nothing is drawn: rng has no effect.
-    fast=False runs `cell` and `cell_backward` as they are written, else the loop of minigrad/fast/rwa.py runs.
+    l_t = log sum_i e^{a_i}, each (B, h). Without a state it starts from (tanh(s), 0, -inf), and only then does s
+    get a gradient. The dtype is that of x and the parameters together. `rng` has no effect.
+    fast=False runs `cell` and `cell_backward` step by step; the default is the loop of minigrad/fast/rwa.py.
 
     Raises ValueError for wrong shapes, TypeError for wrong dtypes or a mix of devices.
     """
@@ -59,7 +59,7 @@ class RWA(Recurrent):
         return (h_new, (h_new, r_new, xp.logaddexp(l, a))), (x, xh, u, q, p, delta, h_new)
 
     def cell_backward(self, upstream, cache, W_u, b_u, W_g, b_g, W_a):
-        """The step's gradients, line by line from the bottom up: dx, (dh, dr, dl), (dW_u, db_u, dW_g, db_g, dW_a)."""
+        """The step's gradients, from the bottom line up: dx, (dh, dr, dl), (dW_u, db_u, dW_g, db_g, dW_a)."""
         dy, (dh_new, dr_new, dl_new) = upstream
         x, xh, u, q, p, delta, h_new = cache
         dr_new = dr_new + (dh_new + dy) * (1 - h_new * h_new)
@@ -76,7 +76,7 @@ class RWA(Recurrent):
         return {"h": (B, h), "r": (B, h), "l": (B, h)}
 
     def initial_state(self, batch, dtype=None):
-        """The state before a sequence: h = tanh(s), an average of nothing: r = 0, l = -inf."""
+        """The state before a sequence: h = tanh(s), and the empty average: r = 0, l = -inf."""
         s = self.s.value
         xp, dtype, shape = array_module(s), dtype or s.dtype, (batch, len(s))
         h = xp.tile(xp.tanh(s.astype(dtype, copy=False)), (batch, 1))

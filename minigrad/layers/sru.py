@@ -56,9 +56,9 @@ def sru_cell(u, x, c, v_f, v_r, b_f, b_r, scale=1.0, activation="identity", m=No
 
 
 def sru_cell_backward(dh, dc_new, cache, v_f, v_r, scale=1.0):
-    """The step's gradients, line by line from the bottom up: (du, dx, dc), (dv_f, dv_r, db_f, db_r).
+    """The step's gradients, from the bottom line up: (du, dx, dc), (dv_f, dv_r, db_f, db_r).
 
-    dx is what comes through the highway alone (None for 4 slices, where it is in du).
+    dx is the gradient through the highway alone (None for 4 slices, where du contains it).
     """
     u0, c, f, r, g, highway, m, activation, projected = cache
     xp = array_module(dh)
@@ -68,7 +68,7 @@ def sru_cell_backward(dh, dc_new, cache, v_f, v_r, scale=1.0):
     dg = dh * mr
     dc_new = dc_new + (dg * (1 - g * g) if activation == "tanh" else dg)
     df, du0 = dc_new * (c - u0), dc_new * (1 - f)
-    du1, du2 = df * f * (1 - f), dr * r * (1 - r)                            # also the gradients of b_f and b_r
+    du1, du2 = df * f * (1 - f), dr * r * (1 - r)                            # summed over the batch, also db_f and db_r
     dc = dc_new * f + du1 * v_f + du2 * v_r
     slices = [du0, du1, du2] + ([dhighway] if projected else [])
     dx = None if projected else scale * dhighway
@@ -80,7 +80,7 @@ def sru_cell_backward(dh, dc_new, cache, v_f, v_r, scale=1.0):
 
 
 def recurrence_parameters(layer, d_in, h, k, highway_bias, v_range, rng, dtype):
-    """W (d_in, k h), v_f, v_r, b_f, b_r at the start: Glorot uniform, U(-v_range, v_range), 0, the highway's bias."""
+    """W (d_in, k h), v_f and v_r, b_f, b_r, initialised: Glorot uniform, U(-v_range, v_range), 0, highway_bias."""
     check_number(layer, "highway_bias", highway_bias, -math.inf, open_low=True, open_high=True)
     check_number(layer, "v_range", v_range, 0, open_high=True)
     W = Parameter(glorot_uniform(rng, (d_in, k * h), dtype), "W")
@@ -91,9 +91,8 @@ def recurrence_parameters(layer, d_in, h, k, highway_bias, v_range, rng, dtype):
 
 
 def highway_scale(rescale, highway_bias, k):
-    """s of x' = s x: sqrt(1 + 2 exp(b_r)) at b_r's start with `rescale` (Lei et al. 2018: keeps the variance of h near
-    that of x through a deep stack; derived in docs/derivations/sru.md), else 1. With a projected highway (k = 4) there
-    is none."""
+    """s of x' = s x: with `rescale` sqrt(1 + 2 exp(highway_bias)), which keeps the variance of h near that of x through
+    a deep stack (Lei et al. 2018; docs/derivations/sru.md); else, and for a projected highway (k = 4), 1."""
     return math.sqrt(1 + 2 * math.exp(highway_bias)) if rescale and k == 3 else 1.0
 
 
@@ -110,20 +109,20 @@ def variational_mask(rng, p, shape, xp, dtype):
 class SRU(Recurrent):
     """c_t = f_t c_{t-1} + (1 - f_t) u0_t, h_t = x'_t + r_t (g(c_t) - x'_t) over a sequence.
 
-    W (d, k h), columns candidate | forget | reset (| highway); v_f, v_r, b_f, b_r (h,). There are k = 3 slices where
-    d = h, the highway carrying x itself, and k = 4 where d != h, the highway carrying x W_highway.
+    W (d, k h), columns candidate | forget | reset (| highway); v_f, v_r, b_f, b_r (h,). If d = h, k = 3 and the
+    highway carries x itself; else k = 4 and it carries x W_highway.
 
     projection     d': W is the product W_q W_o, W_q (d, d') and W_o (d', k h) (the "SRU with matrix factorisation" that
-                   Lei 2021, arXiv 2102.12459, compares with; without layer norm)
-    highway_bias   first value of b_r
+                   Lei 2021, arXiv 2102.12459, compares SRU++ with; no layer norm)
+    highway_bias   initial value of b_r
     rescale        scale x by sqrt(1 + 2 exp(highway_bias)) in the highway (k = 3 only)
     activation     g: "identity" or "tanh"
-    recurrent_dropout   of r, one mask for all steps (variational): a dropped unit passes x' through
-    v_range        v_f, v_r start as U(-v_range, v_range)
+    recurrent_dropout   of r, with one mask for all steps (variational): a dropped unit passes x' through
+    v_range        initial v_f, v_r ~ U(-v_range, v_range)
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h), (c,)), cache; state: c (B, h).
     The dtype is that of x and the parameters together.
-    fast=False runs `cell` and `cell_backward` as they are written, else the loop of minigrad/fast/sru.py runs.
+    fast=False runs `cell` and `cell_backward` step by step; the default is the loop of minigrad/fast/sru.py.
 
     Raises ValueError for wrong settings or shapes, TypeError for wrong dtypes or a mix of devices.
     """

@@ -43,7 +43,7 @@ from minigrad.parameter import Parameter
 class AttentionCache(NamedTuple):
     """What `_attend_backward` reads. T steps, M slots of memory."""
 
-    zs: Any                     # (T, B, d)      what W_q maps: the packed input or its layer norm, time first
+    zs: Any                     # (T, B, d)      the input of W_q: the packed input or its layer norm, time first
     memory: Memory
     Q: Any                      # (B, M+T, d')   of memory and segment
     A: Any                      # (B, T, d')
@@ -56,7 +56,7 @@ class SRUppCache(NamedTuple):
     y_shape: tuple
     packing: Packing | None
     input_norm: Any
-    attention: Any              # AttentionCache; zs (T, B, d) and the memory without attention
+    attention: Any              # AttentionCache; without attention its zs and memory only
     taken: Any                  # which rows went into the next memory
     norm: Any
     drop: Any
@@ -71,31 +71,31 @@ STATE = ("c", "memory", "memory_mask")
 class SRUpp(Recurrent):
     """SRU++: an SRU whose products come from attention: U = layernorm(Q + alpha A) W_o.
 
-    Q = x W_q;  K = Q W_k;  V = Q W_v;  A = softmax(Q K^T / sqrt(e)) V, a head being e = d' / heads wide;
-    then f_t, r_t, c_t, h_t of U as in SRU.
+    Q = x W_q;  K = Q W_k;  V = Q W_v;  A = softmax(Q K^T / sqrt(e)) V in each head, e = d' / heads;
+    then f_t, r_t, c_t, h_t from U as in SRU.
 
-    W_q (d, d'), W_k, W_v (d', d'), alpha (1,) from 0, norm.gain, norm.bias (d',), W_o (d', k h) with columns
+    W_q (d, d'), W_k, W_v (d', d'), alpha (1,) zero at first, norm.gain, norm.bias (d',), W_o (d', k h) with columns
     candidate | forget | reset (| highway when d != h), v_f, v_r, b_f, b_r (h,). With d = h and attention these are
     d d' + 2 d'^2 + 3 d d' + 4 d + 2 d' + 1 numbers.
 
     projection      d', the width of the attention
-    causal          step t attends to the steps up to t alone; else to all of its segment
+    causal          step t attends to the steps up to t only; else to its whole segment
     attention       False: U = layernorm(x W_q) W_o, the projected SRU (no W_k, W_v, alpha)
     window          step t sees t-window+1 ... t only (with causal)
-    memory          slots of the memory that is carried in the state: the newest rows that W_q mapped. Default:
-                    window - 1; all of them without a window; none if not causal
-    detach_memory   the memory is a constant: no gradient goes into it (truncated backpropagation through time)
+    memory          slots of the memory in the state, which holds the latest inputs of W_q. Default: window - 1; without
+                    a window all of them; if not causal none
+    detach_memory   the memory gets no gradient (truncated backpropagation through time)
     layer_norm      False: U = (Q + alpha A) W_o
     cell_norm       a second layer norm: "pre", of the layer's input (the highway keeps the raw x), or "post", of h
-    dropout         of the rows that W_o maps; attention_dropout: of the attention weights; recurrent_dropout: as in SRU
+    dropout         of the input of W_o; attention_dropout: of the attention weights; recurrent_dropout: as in SRU
     highway_bias, rescale, activation, v_range     as in SRU
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, h), (c, memory, memory_mask)), cache.
     State: c (B, h); memory (B, M, d), newest last, the inputs before W_q; memory_mask (B, M) boolean, True where a slot
-    is real. A state of any M is taken; the one returned has `memory` slots. dstate is (dc, dmemory, None). The dtype is
+    is real. Any M is accepted; the returned state has `memory` slots. dstate is (dc, dmemory, None). The dtype is
     that of x and the parameters together.
-    fast=False runs the recurrence step by step, as `cell` and `cell_backward` have it, and the attention as
-    `plain_attention` has it: all scores at once. Else minigrad/fast/sru.py and `softmax_attention` run.
+    fast=False runs `cell` and `cell_backward` step by step and `plain_attention`; the default is minigrad/fast/sru.py
+    and `softmax_attention`.
 
     Raises ValueError for wrong settings or shapes, TypeError for wrong dtypes or a mix of devices.
     """
@@ -105,7 +105,7 @@ class SRUpp(Recurrent):
     # ---- the equations of the recurrence: they run with fast=False; the fast form is minigrad/fast/sru.py -
 
     def cell(self, rows, state, W_o, v_f, v_r, b_f, b_r, m=None):
-        """One step: u = n W_o, then `sru_cell`. rows (B, d'+d) are [n | x]: n comes from R = Q + alpha A."""
+        """One step: u = n W_o, then `sru_cell`. rows (B, d'+d) are [n | x]: n is computed from R = Q + alpha A."""
         p = len(W_o)
         n, x = rows[:, :p], rows[:, p:]
         (h, c), cache = sru_cell(n @ W_o, x, *state, v_f, v_r, b_f, b_r, self.scale, self.activation, m)
@@ -153,7 +153,7 @@ class SRUpp(Recurrent):
         self.W_o, self.v_f, self.v_r, self.b_f, self.b_r = recurrence_parameters(
             "SRUpp", projection, h, k, highway_bias, v_range, rng, dtype)
         self.W_o.name = "W_o"
-        self.W_o.value *= math.sqrt(1 - dropout)                             # keeps U's variance, as the official code
+        self.W_o.value *= math.sqrt(1 - dropout)                             # keeps U's variance, as in Lei's code
         self.output_norm = LayerNorm(h, dtype=dtype) if cell_norm == "post" else None
         self.drop = Dropout(dropout)
         self.heads, self.causal, self.attention, self.window = heads, causal, attention, window
@@ -163,7 +163,7 @@ class SRUpp(Recurrent):
         self.scale, self.fast = highway_scale(rescale, highway_bias, k), fast
 
     def _slots(self, memory):
-        """Slots of memory in the state; None: as many as there are steps."""
+        """The number of memory slots in the state; None: one for every step so far."""
         if not self.attention:
             return 0
         if memory is not None:
@@ -217,7 +217,7 @@ class SRUpp(Recurrent):
 
             Q = z W_q      K = Q W_k      V = Q W_v      A = softmax(Q_T K^T / sqrt(e) + mask) V      R = Q_T + alpha A
 
-        At alpha = 0, where it starts, and without attention R = Q_T: the layer is an SRU with a factorised W.
+        At alpha = 0, its initial value, and without attention R = Q_T: the layer is an SRU with a factorised W.
         """
         T, B, _ = zs.shape
         if not self.attention:
@@ -261,7 +261,7 @@ class SRUpp(Recurrent):
         return Q
 
     def _queries_backward(self, dQ, zs, memory):
-        """dz (T, B, d) and dmemory (B, M, d) (None where none is wanted); adds W_q's gradient."""
+        """dz (T, B, d) and dmemory (B, M, d) (None if detached); adds W_q's gradient."""
         (T, B, d), W_q = zs.shape, self.W_q
         M = dQ.shape[1] - T
         dqs, width = time_first(dQ[:, M:]), W_q.value.shape[1]
@@ -301,7 +301,7 @@ class SRUpp(Recurrent):
         return y.transpose(1, 0, 2), c, cache
 
     def _recur_backward(self, dhs, dc, cache, packing, fast):
-        """dN (B, T, d'), what reaches x through the highway (T, B, d) or None, and dc; adds the weights' gradients."""
+        """dN (B, T, d'), dx (T, B, d) through the highway or None, and dc; adds the weights' gradients."""
         if fast:
             (dn, dx, dc), gradients = fast_sru.recurrence_backward(
                 dhs, dc, cache, self._weights(), scale=self.scale, activation=self.activation)
@@ -319,7 +319,7 @@ class SRUpp(Recurrent):
     # ---- state -------------------------------------------------------------------------------------------
 
     def state_shapes(self, B):
-        """Of c, the memory and its mask; `memory` slots, none where the memory grows."""
+        """Of c, the memory and its mask: `memory` slots, or none if the memory grows."""
         slots, d = self.memory or 0, self.W_q.value.shape[0]
         return {"c": (B, len(self.v_f.value)), "memory": (B, slots, d), "memory_mask": (B, slots)}
 
@@ -330,7 +330,7 @@ class SRUpp(Recurrent):
         return (xp.zeros(shapes["c"], dtype), xp.zeros(shapes["memory"], dtype), xp.zeros(shapes["memory_mask"], bool))
 
     def _split_state(self, state, x, dtype=None):
-        """(c, the Memory) of a state; zeros and no slot when there is none. Raises as Recurrent.forward does."""
+        """(c, Memory) of a state; for None zeros and an empty memory. Raises as Recurrent.forward does."""
         xp, B, d = array_module(self.W_q.value), len(x), self.W_q.value.shape[0]
         if state is None:
             return xp.zeros((B, len(self.v_f.value)), dtype), Memory(xp.zeros((B, 0, d), dtype), None, None)
@@ -354,10 +354,10 @@ class SRUpp(Recurrent):
         return dy, dc, dmemory
 
     def _memory_backward(self, dzs, dmemory0, dmemory, taken, attention):
-        """dzs, and the gradient of the memory as it was given: with what the next memory owes both."""
+        """dzs and the gradient of the memory given to forward, each with its part of dmemory, the next memory's."""
         memory = attention.memory
         if not self.attention:
-            return dzs, array_module(dzs).zeros_like(memory.z)               # it was not looked at
+            return dzs, array_module(dzs).zeros_like(memory.z)               # it was not read
         if dmemory is not None:
             dkept, dnew = next_memory_backward(dmemory, taken, memory.z.shape[1], len(dzs))
             dmemory0 += dkept
@@ -380,11 +380,11 @@ class SRUpp(Recurrent):
         return c, KeysAndValues(keys, values, memory.mask, self.window)
 
     def step(self, x, stepping=None):
-        """(y (B, h), stepping) for one input x (B, d): what forward gives for the whole sequence, in evaluation.
+        """(y (B, h), stepping) for one input x (B, d); in evaluation the y are those of forward over the sequence.
 
-        The keys and values of earlier steps are kept, so that a step costs one query over what it sees: the window, or
-        without one all steps since `begin` (`memory` bounds what a state carries from segment to segment, not this).
-        Raises TypeError where the layer is not causal.
+        The keys and values of earlier steps are kept, so that a step costs one query over those it sees: the window, or
+        without one all steps since `begin` (`memory` limits the state passed from segment to segment, not this).
+        Raises TypeError if the layer is not causal.
         """
         if not self.causal and self.attention:
             raise TypeError("SRUpp: causal is False; a sequence can be read step by step only if it is True")

@@ -1,7 +1,7 @@
-"""What SRU++ remembers: the inputs of earlier segments, and in stepping the keys and values of earlier steps.
+"""What SRU++ remembers: the inputs of earlier segments; in step-by-step use the keys and values of earlier steps.
 
-A memory holds the rows that W_q mapped, newest last, (B, M, d), with a mask. A sample that has seen fewer than M has
-its real ones on the right, next to the packed segment: so the real steps of memory and segment are neighbours.
+A memory holds inputs of W_q, newest last, (B, M, d), with a mask. A sample with fewer than M of them has them on the
+right, next to the packed segment, so that the real steps of memory and segment are adjacent.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from minigrad.packing import Packing, pack, unpack
 
 
 class Memory(NamedTuple):
-    """The memory that a segment is given, its real entries moved to the right."""
+    """The memory before a segment, its real entries moved to the right."""
 
     z: Any                      # (B, M, d)
     mask: Any                   # (B, M) boolean, or None where all are known to be real
@@ -21,6 +21,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, z, mask):
+        """From a state's memory z (B, M, d) and mask (B, M)."""
         if not z.shape[1] or (on_host(mask) and mask.all()):
             return cls(z, None, None)
         packing = Packing.of(mask[:, ::-1])
@@ -29,7 +30,7 @@ class Memory(NamedTuple):
         return cls(pack(z[:, ::-1], packing)[:, ::-1], aligned, packing)
 
     def spread(self, dz):
-        """The gradient of the memory as it was given."""
+        """The gradient dz (B, M, d) of z, in the order of the memory passed to `of`."""
         return dz if self.packing is None else unpack(dz[:, ::-1], self.packing)[:, ::-1]
 
 
@@ -84,7 +85,7 @@ def next_memory_backward(dz, taken, M, T):
 class KeysAndValues:
     """Keys and values of the steps so far, (B, heads, n, e), in memory that grows by doubling; or a window of them.
 
-    `append` returns a new view of n + 1 steps and leaves the old one as it is.
+    `append` returns a new view of n + 1 steps and leaves the old one unchanged.
     """
 
     def __init__(self, keys, values, mask, window=None):
@@ -93,14 +94,14 @@ class KeysAndValues:
         self.taken = [keys.shape[2]]                                         # shared by all views of the store
 
     def append(self, key, value):
-        """With key and value (B, heads, e) after the others."""
+        """A new view with one more key and value, (B, heads, e)."""
         after = object.__new__(KeysAndValues)
         after.__dict__.update(self.__dict__)
         capacity = self.store[0].shape[2]
         oldest = self.first if self.window is None else max(self.first, self.last + 1 - self.window)
         dtype = array_module(key).result_type(key.dtype, self.store[0].dtype)
         full = self.last == capacity or dtype != self.store[0].dtype
-        if full or self.taken[0] != self.last:                               # or another view went on from here
+        if full or self.taken[0] != self.last:                               # or another view has appended here
             n = self.last - oldest
             after.store = [self._grown(array, oldest, n, dtype) for array in self.store]
             after.taken, after.last, after.first = [n], n, 0
@@ -122,7 +123,7 @@ class KeysAndValues:
         return grown
 
     def attend(self, q):
-        """A (B, heads, 1, e) of the query q (B, heads, 1, e) over all that is kept."""
+        """A (B, heads, 1, e) of the query q (B, heads, 1, e) over the steps kept."""
         keys, values = (array[:, :, self.first:self.last] for array in self.store)
         mask = None
         if self.mask is not None and self.first < self.masked:

@@ -21,7 +21,7 @@ class FeedForward(Layer):
     """y = g(x W_1 + b_1) W_2 + b_2 at every position (Vaswani et al. 2017, equation 2).
 
     W_1 (d, d_hidden), W_2 (d_hidden, d)   Glorot uniform;  b_1 (d_hidden,), b_2 (d,)   zero
-    activation   g: "relu", "gelu" (by erf) or "gelu_tanh" (its approximation), each with its own exact gradient
+    activation   g: "relu", "gelu" (exact, by erf) or "gelu_tanh" (its approximation), each with its own gradient
     x (..., d) -> y (..., d). `mask` and `rng` are accepted and have no effect.
 
     Raises ValueError for a wrong setting or width, TypeError for a wrong dtype or device.
@@ -91,7 +91,7 @@ class _NormedResidual:
         return y, _ResidualCache(norm_cache, part_cache, drop_cache)
 
     def backward(self, dy, cache):
-        """(dx, and what else the part's backward returns)."""
+        """dx, then any further gradients that the part's backward returns."""
         if self.place == "post":
             dy = self.norm.backward(dy, cache.norm)
         returned = self.part.backward(self.drop.backward(dy, cache.drop), cache.part)
@@ -102,7 +102,7 @@ class _NormedResidual:
 
 
 class _OnRows:
-    """MultiHeadAttention on the rows of the real positions: it alone needs the positions in their places."""
+    """MultiHeadAttention on the rows of the real positions: of all parts only it needs them at their places, (B, L)."""
 
     def __init__(self, attention, mask):
         self.attention, self.mask = attention, mask
@@ -118,7 +118,7 @@ class _OnRows:
 
 
 class _Block(Layer):
-    """What the encoder's and the decoder's layer share."""
+    """Base of the encoder's and the decoder's layer."""
 
     def _setting(self, norm, dropout):
         check_choice(type(self).__name__, "norm", norm, NORMS)
@@ -138,9 +138,9 @@ class _Block(Layer):
 
 
 def _rows(array, mask):
-    """(N, d) of an array (B, L, d): the N real positions. What stands at padded ones, NaN included, ends here.
+    """(N, d) of an array (B, L, d): the N real positions. Values at padded ones, NaN included, are dropped.
 
-    On a GPU it stays (B, L, d), with zeros at padded positions: the host would have to wait for N.
+    On a GPU it stays (B, L, d), with zeros at padded positions: otherwise the host would have to wait for N.
     """
     if mask is None or on_host(mask):
         return array if mask is None else array[mask]
@@ -162,7 +162,7 @@ class TransformerEncoderLayer(_Block):
     """Self-attention, then the feed-forward layer, each with a residual and a layer norm.
 
     attention, attention_norm, feed_forward, feed_forward_norm: the parts
-    norm       "post", after each sum (as BERT), or "pre", before each part
+    norm       "post", after each sum (as in BERT), or "pre", before each part
     dropout    of each part's output;  attention_dropout: of the attention weights
 
     forward(x (B, L, d), mask=None, rng=None) -> y (B, L, d), cache; mask (B, L). At a padded position y and dx are 0
@@ -222,7 +222,7 @@ class TransformerDecoderLayer(_Block):
 
     attention, attention_norm, cross_attention, cross_attention_norm, feed_forward, feed_forward_norm: the parts
     shared     a TransformerEncoderLayer whose attention, feed-forward layer and norms are used here too (weight tying:
-               the same objects, so one gradient, the sum of both uses); the cross-attention and its norm are its own
+               the same objects, so one gradient, the sum of both uses); the cross-attention and its norm are separate
     norm, activation, dropout, attention_dropout    as in TransformerEncoderLayer;
     cross_dropout   of the cross-attention's weights
 

@@ -1,8 +1,8 @@
 """URNN: the unitary evolution recurrent network (Arjovsky, Shah and Bengio 2016, arXiv 1511.06464).
 
-Complex inside, real outside: h complex numbers are handed over as 2h real ones, [Re | Im]. The gradient of a complex z
-is dz = dL/dRe z + i dL/dIm z, and through y = A z it is dz = A* dy. As in the paper, matrices act on columns; z (B, h)
-holds a column of each sample as a row. Derivation of the backward: docs/derivations/urnn.md.
+Complex inside, real outside: h complex numbers enter and leave as 2h real ones, [Re | Im]. The gradient of a complex z
+is dz = dL/dRe z + i dL/dIm z, and through y = A z it is dz = A* dy. As in the paper, matrices act on columns; a row
+of z (B, h) is a sample's column. Derivation of the backward: docs/derivations/urnn.md.
 """
 
 import math
@@ -25,7 +25,7 @@ def complex_rows(halves):
 
 
 def real_rows(z):
-    """z (..., h) -> [Re z | Im z] (..., 2h). Each of the two is the other's backward."""
+    """z (..., h) -> [Re z | Im z] (..., 2h). It and `complex_rows` are each other's backward."""
     return array_module(z).concatenate([z.real, z.imag], axis=-1)
 
 
@@ -98,7 +98,7 @@ def unitary_backward(dy, cache, permutation):
 
 
 def modrelu(z, b):
-    """max(r + b, 0) z / r, r = sqrt(|z|^2 + eps^2) with eps = 1e-5: |z| made smooth, so that z = 0 needs no care.
+    """max(r + b, 0) z / r, r = sqrt(|z|^2 + eps^2) with eps = 1e-5: a smooth |z|, so that z = 0 is no special case.
 
     z (B, h) complex, b (h,) real -> (B, h), cache.
     """
@@ -124,13 +124,13 @@ def modrelu_backward(dy, cache):
 class URNN(Recurrent):
     """h_t = modReLU(W h_{t-1} + V x_t), h_t complex and W unitary, over a sequence.
 
-    omega1, omega2, omega3, b (h,); v1, v2, h0 (2h,) and V (d, 2h), in halves [Re | Im]. h0 is the state before a
-    sequence, learned. At the start omega ~ U(-pi, pi), v and V Glorot uniform, b ~ U(-0.01, 0.01) and
-    h0 ~ U(-a, a), a = sqrt(3 / (2h)). The permutation P is drawn here and stays: a buffer, saved with the Parameters.
+    omega1, omega2, omega3, b (h,); v1, v2, h0 (2h,) and V (d, 2h), in halves [Re | Im]. h0 is the learned initial
+    state. Initially omega ~ U(-pi, pi), v and V Glorot uniform, b ~ U(-0.01, 0.01) and
+    h0 ~ U(-a, a), a = sqrt(3 / (2h)). The permutation P is drawn once: a buffer, saved with the Parameters.
 
     forward(x (B, L, d), state=None, mask=None, rng=None) -> (y (B, L, 2h), (h,)), cache; state: h (B, 2h), None for h0.
-    The dtype is that of x and the parameters together, float32 at least. Nothing is drawn: rng has no effect.
-    fast=False runs `cell` and `cell_backward` as they are written, else the loop of minigrad/fast/urnn.py runs.
+    The dtype is that of x and the parameters together, float32 at least. `rng` has no effect.
+    fast=False runs `cell` and `cell_backward` step by step; the default is the loop of minigrad/fast/urnn.py.
 
     Raises ValueError for wrong shapes, TypeError for wrong dtypes, float16 among them, or a mix of devices.
     """
