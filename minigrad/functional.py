@@ -158,11 +158,8 @@ class softmax_attention:
     def forward(q, k, v, mask=None, causal=False, scale=None, *, window=None, dropout=0.0, rng=None):
         xp = array_module(q=q, k=k, v=v, mask=mask)
         _check_attention(q, k, v, causal, window, dropout)
-        mask, over_keys = _over_scores(mask, q, k)
-        if over_keys:                                                        # NaN in a masked key ends here
-            k, v = (xp.where(mask.swapaxes(-1, -2), array, 0) for array in (k, v))
-        (L, e), M = q.shape[-2:], k.shape[-2]
-        scale = 1 / math.sqrt(e) if scale is None else scale
+        k, v, mask = _masked(q, k, v, mask)
+        L, M, scale = q.shape[-2], k.shape[-2], 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         scaled_q = q * scale
         A, P, drops = _empty_as(q, v.shape[-1], xp.result_type(q, k, v)), [], []
         for rows, keys in attention_blocks(L, M, causal, window, query_block(xp, window)):
@@ -214,11 +211,8 @@ class plain_attention:
     def forward(q, k, v, mask=None, causal=False, scale=None, *, window=None, dropout=0.0, rng=None):
         xp = array_module(q=q, k=k, v=v, mask=mask)
         _check_attention(q, k, v, causal, window, dropout)
-        mask, over_keys = _over_scores(mask, q, k)
-        if over_keys:                                                        # NaN in a masked key ends here
-            k, v = (xp.where(mask.swapaxes(-1, -2), array, 0) for array in (k, v))
-        (L, e), M = q.shape[-2:], k.shape[-2]
-        scale = 1 / math.sqrt(e) if scale is None else scale
+        k, v, mask = _masked(q, k, v, mask)
+        L, M, scale = q.shape[-2], k.shape[-2], 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         S = scale * q @ k.swapaxes(-1, -2)                                   # (..., L, M)
         if causal:
             S = xp.where(_future(slice(0, L), slice(0, M), M - L, window, xp), -math.inf, S)
@@ -361,19 +355,24 @@ def _part(mask, rows, keys):
     return mask[..., rows if mask.shape[-2] > 1 else every, keys if mask.shape[-1] > 1 else every]
 
 
-def _over_scores(mask, q, k):
-    """(the mask with the rank of S, whether it is over the keys). Raises if it does not match."""
+def _masked(q, k, v, mask):
+    """k and v, zero at the keys that a mask over the keys hides, so that NaN ends there; the mask with the rank of S.
+
+    Raises if the mask does not match.
+    """
     if mask is None:
-        return None, False
+        return k, v, None
     scores, keys = (*q.shape[:-1], k.shape[-2]), (*q.shape[:-2][:1], k.shape[-2])
     if mask.dtype != bool:
         raise TypeError(f"softmax_attention: mask has dtype {mask.dtype}; expected bool, True where a key may be seen")
     if mask.shape == keys and mask.ndim < len(scores):
-        return mask.reshape(*keys[:-1], *(1,) * (len(scores) - len(keys)), keys[-1]), True
-    if mask.ndim != len(scores) or any(n not in (1, size) for n, size in zip(mask.shape, scores)):
+        mask = mask.reshape(*keys[:-1], *(1,) * (len(scores) - len(keys)), keys[-1])
+    elif mask.ndim != len(scores) or any(n not in (1, size) for n, size in zip(mask.shape, scores)):
         raise ValueError(f"softmax_attention: mask has shape {mask.shape}; expected {keys}, over the keys, or one that "
                          f"broadcasts to {scores}")
-    return mask, mask.shape[-2] == 1
+    if mask.shape[-2] == 1:
+        k, v = (array_module(k).where(mask.swapaxes(-1, -2), array, 0) for array in (k, v))
+    return k, v, mask
 
 
 def _check_attention(q, k, v, causal, window, dropout):

@@ -10,7 +10,7 @@ from minigrad.check import check_count, check_mask, check_number, check_rank_and
 from minigrad.functional import softmax_attention
 from minigrad.initializers import generator, glorot_uniform, zeros
 from minigrad.layer import Layer
-from minigrad.memory import matmul
+from minigrad.layers.linear import affine, affine_backward
 from minigrad.parameter import Parameter
 
 
@@ -65,14 +65,14 @@ class MultiHeadAttention(Layer):
         if mask is not None:
             keys = xp.where(mask[:, :, None], keys, 0)                       # NaN in a padded row ends here
         query = keys if memory is None else query
-        q, k, v = (self._split(_affine(x, W, b)) for x, W, b in (
+        q, k, v = (split_heads(affine(x, W, b), self.heads) for x, W, b in (
             (query, self.W_q, self.b_q), (keys, self.W_k, self.b_k), (keys, self.W_v, self.b_v)))
         if mask is not None:                     # k and v at padded positions are finite: b_k and b_v
             mask_of_scores = xp.broadcast_to(mask[:, None, None], (len(q), 1, q.shape[2], k.shape[2]))
         A, attention_cache = softmax_attention.forward(
             q, k, v, mask=None if mask is None else mask_of_scores, causal=causal, dropout=self.dropout, rng=rng)
-        A = _side_by_side(A)                                                 # (B, L, d_key)
-        return _affine(A, self.W_o, self.b_o), _AttentionCache(query, keys, memory is None, A, attention_cache, mask)
+        A = join_heads(A)                                                    # (B, L, d_key)
+        return affine(A, self.W_o, self.b_o), _AttentionCache(query, keys, memory is None, A, attention_cache, mask)
 
     def backward(self, dy, cache):
         """Through W_o, the heads and the three products; in self-attention x is query, key and value: three terms."""
@@ -80,22 +80,16 @@ class MultiHeadAttention(Layer):
         if isinstance(cache, _OneRowCache):
             return _OneRow.backward(self, dy, cache)
         query, keys, alone, A, attention_cache, mask = cache
-        dA = _affine_backward(dy, A, self.W_o, self.b_o)
-        dq, dk, dv = (_side_by_side(part) for part in softmax_attention.backward(self._split(dA), attention_cache))
-        dquery = _affine_backward(dq, query, self.W_q, self.b_q)
-        dkeys = _affine_backward(dk, keys, self.W_k, self.b_k)
-        dkeys += _affine_backward(dv, keys, self.W_v, self.b_v)
+        dA = affine_backward(dy, A, self.W_o, self.b_o)
+        dq, dk, dv = (join_heads(part) for part in softmax_attention.backward(
+            split_heads(dA, self.heads), attention_cache))
+        dquery = affine_backward(dq, query, self.W_q, self.b_q)
+        dkeys = affine_backward(dk, keys, self.W_k, self.b_k)
+        dkeys += affine_backward(dv, keys, self.W_v, self.b_v)
         if alone:
             dquery += dkeys
             return dquery if mask is None else array_module(dy).where(mask[:, :, None], dquery, 0)
         return dquery, dkeys if mask is None else array_module(dy).where(mask[:, :, None], dkeys, 0)
-
-    # ---- shapes ------------------------------------------------------------------------------------------
-
-    def _split(self, rows):
-        """(B, n, d_key) -> (B, heads, n, e)."""
-        B, n, width = rows.shape
-        return rows.reshape(B, n, self.heads, width // self.heads).transpose(0, 2, 1, 3)
 
     def _check(self, query, memory, causal, mask):
         d = self.W_q.value.shape[0]
@@ -135,8 +129,8 @@ class _OneRow:
 
     @staticmethod
     def forward(layer, query, memory):
-        v = _affine(memory, layer.W_v, layer.b_v)                            # (B, 1, d_key)
-        y = _affine(v, layer.W_o, layer.b_o)
+        v = affine(memory, layer.W_v, layer.b_v)                             # (B, 1, d_key)
+        y = affine(v, layer.W_o, layer.b_o)
         y = y.astype(array_module(y).result_type(y.dtype, query.dtype), copy=False)
         return array_module(y).broadcast_to(y, query.shape), _OneRowCache(query, memory)
 
@@ -144,28 +138,19 @@ class _OneRow:
     def backward(layer, dy, cache):
         """The gradient of the one row is summed over the positions; that of the query is zero."""
         query, memory = cache
-        v = _affine(memory, layer.W_v, layer.b_v)
-        dv = _affine_backward(dy.sum(axis=1, keepdims=True), v, layer.W_o, layer.b_o)
+        v = affine(memory, layer.W_v, layer.b_v)
+        dv = affine_backward(dy.sum(axis=1, keepdims=True), v, layer.W_o, layer.b_o)
         dquery = array_module(dy).zeros_like(query, dtype=dv.dtype)
-        return dquery, _affine_backward(dv, memory, layer.W_v, layer.b_v)
+        return dquery, affine_backward(dv, memory, layer.W_v, layer.b_v)
 
 
-def _affine(x, W, b):
-    """x W + b."""
-    y = matmul(x, W.value)
-    y += b.value
-    return y
+def split_heads(rows, heads):
+    """(B, n, width) -> (B, heads, n, e), e = width / heads."""
+    B, n, width = rows.shape
+    return rows.reshape(B, n, heads, width // heads).transpose(0, 2, 1, 3)
 
 
-def _affine_backward(dy, x, W, b):
-    """dx = dy W^T; adds W.grad += x^T dy and b.grad += sum dy (over every position)."""
-    rows, drows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
-    W.grad += rows.T @ drows
-    b.grad += drows.sum(axis=0)
-    return matmul(dy, W.value.T)
-
-
-def _side_by_side(heads):
-    """(B, heads, n, e) -> (B, n, d_key)."""
+def join_heads(heads):
+    """(B, heads, n, e) -> (B, n, heads e), the inverse of `split_heads`."""
     B, count, n, e = heads.shape
     return heads.transpose(0, 2, 1, 3).reshape(B, n, count * e)

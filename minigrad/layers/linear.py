@@ -28,20 +28,29 @@ class Linear(Layer):
     def forward(self, x, mask=None, rng=None):
         array_module(x=x, W=self.W.value)
         check_rank_and_width("Linear", "x", x, None, self.W.value.shape[0])
-        y = _rows_times(x, self.W.value)                         # (..., d_out)
-        if self.b is not None:
-            y += self.b.value
-        return y, x
+        return affine(x, self.W, self.b), x
 
     def backward(self, dy, cache):
-        """dx = dy W^T; W.grad += x^T dy; b.grad += sum dy (over every position)."""
         x = cache
         check_shape("Linear", "dy", dy, (*x.shape[:-1], self.W.value.shape[1]))
-        rows, drows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])   # (N, d_in), (N, d_out)
-        self.W.grad += rows.T @ drows
-        if self.b is not None:
-            self.b.grad += drows.sum(axis=0)
-        return _rows_times(dy, self.W.value.T)
+        return affine_backward(dy, x, self.W, self.b)
+
+
+def affine(x, W, b):
+    """x W + b for Parameters W (d_in, d_out) and b (d_out,) or None. x (..., d_in) -> (..., d_out)."""
+    y = _rows_times(x, W.value)
+    if b is not None:
+        y += b.value
+    return y
+
+
+def affine_backward(dy, x, W, b):
+    """dx = dy W^T; W.grad += x^T dy; b.grad += sum dy (over every position)."""
+    rows, drows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])       # (N, d_in), (N, d_out)
+    W.grad += rows.T @ drows
+    if b is not None:
+        b.grad += drows.sum(axis=0)
+    return _rows_times(dy, W.value.T)
 
 
 def _rows_times(x, W):

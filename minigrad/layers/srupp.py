@@ -21,6 +21,7 @@ from minigrad.fast import sru as fast_sru
 from minigrad.fast.sru import time_first
 from minigrad.functional import plain_attention, softmax_attention
 from minigrad.initializers import generator, glorot_uniform, zeros
+from minigrad.layers.attention import join_heads, split_heads
 from minigrad.layers.dropout import Dropout
 from minigrad.layers.norm import LayerNorm
 from minigrad.layers.recurrent import Recurrent, split_upstream
@@ -223,14 +224,14 @@ class SRUpp(Recurrent):
         if not self.attention:
             return matmul(zs, self.W_q.value).transpose(1, 0, 2), AttentionCache(zs, memory, None, None, None)
         xp, Q = array_module(zs), self._queries(zs, memory)                  # (B, M+T, d')
-        both, width = Q.shape[1:]
-        q = self._heads(Q[:, both - T:])
-        k, v = (self._heads(matmul(Q, W.value)) for W in (self.W_k, self.W_v))
+        both = Q.shape[1]
+        q = split_heads(Q[:, both - T:], self.heads)
+        k, v = (split_heads(matmul(Q, W.value), self.heads) for W in (self.W_k, self.W_v))
         attention = softmax_attention if self.fast else plain_attention
         A, scores = attention.forward(
             q, k, v, mask=self._key_mask(xp, B, T, memory, packing), causal=self.causal, window=self.window,
             dropout=self.attention_dropout, rng=rng)
-        A = A.transpose(0, 2, 1, 3).reshape(B, T, width)
+        A = join_heads(A)
         return Q[:, both - T:] + self.alpha.value * A, AttentionCache(zs, memory, Q, A, scores)
 
     def _attend_backward(self, dR, cache, fast):
@@ -241,8 +242,7 @@ class SRUpp(Recurrent):
         (B, T, width), both, alpha = dR.shape, Q.shape[1], self.alpha
         alpha.grad += (dR * A).sum()
         attention = softmax_attention if fast else plain_attention
-        dq, dk, dv = attention.backward(self._heads(dR * alpha.value), scores)
-        dq, dk, dv = (part.transpose(0, 2, 1, 3).reshape(B, part.shape[2], width) for part in (dq, dk, dv))
+        dq, dk, dv = map(join_heads, attention.backward(split_heads(dR * alpha.value, self.heads), scores))
         rows = Q.reshape(B * both, width)
         self.add_gradients(W_k=rows.T @ dk.reshape(B * both, width), W_v=rows.T @ dv.reshape(B * both, width))
         dQ = matmul(dk, self.W_k.value.T)
@@ -271,11 +271,6 @@ class SRUpp(Recurrent):
         W_q.grad += dW_q
         dmemory = None if self.detach_memory else matmul(dQ[:, :M], W_q.value.T)
         return matmul(dqs, W_q.value.T), dmemory
-
-    def _heads(self, rows):
-        """(B, n, d') -> (B, heads, n, e)."""
-        B, n, width = rows.shape
-        return rows.reshape(B, n, self.heads, width // self.heads).transpose(0, 2, 1, 3)
 
     def _key_mask(self, xp, B, T, memory, packing):
         """(B, 1, 1, M+T), True where a key is real; None where all are. Causal: no real query sees a later step."""
@@ -376,7 +371,7 @@ class SRUpp(Recurrent):
         if not self.attention or not memory.z.shape[1]:
             return c, None
         Q = memory.z @ self.W_q.value
-        keys, values = (self._heads(Q @ W.value) for W in (self.W_k, self.W_v))
+        keys, values = (split_heads(Q @ W.value, self.heads) for W in (self.W_k, self.W_v))
         return c, KeysAndValues(keys, values, memory.mask, self.window)
 
     def step(self, x, stepping=None):
@@ -395,10 +390,11 @@ class SRUpp(Recurrent):
         z = x if self.input_norm is None else self.input_norm(x)
         Q = R = z @ self.W_q.value                                           # (B, d')
         if self.attention:
-            q, key, value = (self._heads(rows[:, None]) for rows in (Q, Q @ self.W_k.value, Q @ self.W_v.value))
+            q, key, value = (split_heads(rows[:, None], self.heads)
+                             for rows in (Q, Q @ self.W_k.value, Q @ self.W_v.value))
             seen = KeysAndValues(key, value, None, self.window) if seen is None else \
                 seen.append(key[:, :, 0], value[:, :, 0])
-            R = Q + self.alpha.value * seen.attend(q).transpose(0, 2, 1, 3).reshape(Q.shape)
+            R = Q + self.alpha.value * join_heads(seen.attend(q))[:, 0]
         N = R if self.norm is None else self.norm(R)
         W_o, *rest = self._weights()
         u = N @ W_o

@@ -9,8 +9,9 @@ from minigrad.initializers import generator, glorot_uniform, zeros
 from minigrad.layer import Layer
 from minigrad.layers.attention import MultiHeadAttention
 from minigrad.layers.dropout import Dropout
+from minigrad.layers.linear import affine, affine_backward
 from minigrad.layers.norm import LayerNorm
-from minigrad.memory import apply, matmul, zeros as zeros_of
+from minigrad.memory import apply, zeros as zeros_of
 from minigrad.parameter import Parameter
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
@@ -42,24 +43,16 @@ class FeedForward(Layer):
         array_module(x=x, W_1=self.W_1.value)
         check_rank_and_width("FeedForward", "x", x, None, self.W_1.value.shape[0])
         rows = x.reshape(-1, x.shape[-1])
-        z = matmul(rows, self.W_1.value)
-        z += self.b_1.value
-        a, activation_cache = ACTIVATIONS[self.activation].forward(z)        # (N, d_hidden)
-        y = matmul(a, self.W_2.value)
-        y += self.b_2.value
-        return y.reshape(x.shape), (rows, a, activation_cache, x.shape)
+        a, activation_cache = ACTIVATIONS[self.activation].forward(affine(rows, self.W_1, self.b_1))     # (N, d_hidden)
+        return affine(a, self.W_2, self.b_2).reshape(x.shape), (rows, a, activation_cache, x.shape)
 
     def backward(self, dy, cache):
         """da = dy W_2^T, dz = g'(z) da, dx = dz W_1^T; the weights' gradients over every position."""
         rows, a, activation_cache, shape = cache
         check_shape("FeedForward", "dy", dy, shape)
-        drows = dy.reshape(rows.shape)
-        self.W_2.grad += a.T @ drows
-        self.b_2.grad += drows.sum(axis=0)
-        dz = ACTIVATIONS[self.activation].backward(matmul(drows, self.W_2.value.T), activation_cache)
-        self.W_1.grad += rows.T @ dz
-        self.b_1.grad += dz.sum(axis=0)
-        return matmul(dz, self.W_1.value.T).reshape(shape)
+        da = affine_backward(dy.reshape(rows.shape), a, self.W_2, self.b_2)
+        dz = ACTIVATIONS[self.activation].backward(da, activation_cache)
+        return affine_backward(dz, rows, self.W_1, self.b_1).reshape(shape)
 
 
 # ---- a residual with its norm ----------------------------------------------------------------------------
