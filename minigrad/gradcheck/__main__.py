@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from minigrad.gradcheck import gradcheck
-from minigrad.gradcheck.author import describe
 from minigrad.tree import tree_map
 
 
@@ -55,18 +54,13 @@ def parse(argv):
     parser.add_argument("--plot", metavar="FILE.png", help="draw where analytic and numeric differ")
     parser.add_argument("--traceback", action="store_true", help="if the layer raises, with the traceback")
     arguments = parser.parse_args(argv)
-    refuse(arguments)
-    return arguments
-
-
-def refuse(arguments):
-    """Raise UsageError for flags that do not go together."""
     if arguments.plot and arguments.mode == "direction":
-        raise UsageError("--plot draws entry by entry; expected --mode full")
+        parser.error("--plot draws entry by entry; expected --mode full")
     if arguments.plot and not arguments.plot.lower().endswith(".png"):
-        raise UsageError(f"--plot {arguments.plot}: it draws PNG; expected a name that ends in .png")
+        parser.error(f"--plot {arguments.plot}: it draws PNG; expected a name that ends in .png")
     if arguments.ids and arguments.positive:
-        raise UsageError("--ids are integers; expected them without --positive")
+        parser.error("--ids are integers; expected them without --positive")
+    return arguments
 
 
 def natural(text, lowest=0):
@@ -107,36 +101,28 @@ def find_layer(target):
     if place.endswith(".py") and not Path(place).is_file():
         raise UsageError(f"layer's file {place} is not there")
     try:
-        module = import_file(Path(place).resolve()) if place.endswith(".py") else import_module(place)
+        module = import_module(place)
     except Exception as error:                                       # whatever the author's module does
         raise UsageError(f"layer's module {place} cannot be imported ({type(error).__name__}: {error})") from error
     if not inspect.isclass(getattr(module, name, None)):
-        raise UsageError(f"{place} has no class {name}; it has {', '.join(public(module))}")
+        public = [name for name, value in vars(module).items() if inspect.isclass(value) and not name.startswith("_")]
+        raise UsageError(f"{place} has no class {name}; it has {', '.join(public)}")
     return getattr(module, name)
 
 
-def import_file(path):
-    """The module in a file; what lies beside the file can be imported by it."""
-    search(path.parent)
-    spec = importlib.util.spec_from_file_location(f"checked_{path.stem}", path)
+def import_module(place):
+    """The module of that name or in that file; what is in the same folder can be imported by it."""
+    in_file = place.endswith(".py")
+    folder = str(Path(place).resolve().parent if in_file else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if not in_file:
+        return importlib.import_module(place)
+    spec = importlib.util.spec_from_file_location(f"checked_{Path(place).stem}", place)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def import_module(name):
-    search(Path.cwd())
-    return importlib.import_module(name)
-
-
-def search(folder):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-
-def public(module):
-    return [name for name, value in vars(module).items() if inspect.isclass(value) and not name.startswith("_")]
 
 
 def make_layer(target, settings, seed):
@@ -188,9 +174,9 @@ def make_mask(random, sizes):
     return mask
 
 
-def check(arguments, target):
+def check(arguments):
     """The report on the layer that the arguments ask for, printed and drawn."""
-    layer = make_layer(target, dict(arguments.set), arguments.seed)
+    layer = make_layer(find_layer(arguments.layer), dict(arguments.set), arguments.seed)
     inputs, keywords = make_inputs(arguments, layer)
     report = gradcheck(layer, inputs, keywords, mode=arguments.mode, eps=arguments.eps, rtol=arguments.rtol,
                        atol=arguments.atol, seed=arguments.seed)
@@ -200,19 +186,27 @@ def check(arguments, target):
     return report
 
 
+def describe(error):
+    """One line; for an error of the layer's own with its type and the line that raised it."""
+    text = " ".join(str(error).split())
+    if isinstance(error, UsageError):
+        return text
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {text} ({Path(frame.filename).name}, line {frame.lineno})"
+
+
 def main(argv=None):
-    arguments = target = None
+    arguments = None
     try:
         arguments = parse(argv)
-        target = find_layer(arguments.layer)
-        return 0 if check(arguments, target).ok else 1
+        return 0 if check(arguments).ok else 1
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return 130
     except Exception as error:                                       # bad usage, or the layer's own error
         if arguments and arguments.traceback:
             traceback.print_exc()
-        print(f"error: {describe(error, target)}", file=sys.stderr)
+        print(f"error: {describe(error)}", file=sys.stderr)
         return 2
 
 

@@ -3,9 +3,7 @@
 import numpy as np
 
 from minigrad.backend import array_module
-from minigrad.gradcheck.held import members, strays
-from minigrad.gradcheck.probe import ContractError, host, is_array, is_float_array
-from minigrad.layer import Layer
+from minigrad.gradcheck.layer_under_test import ContractError, held, host, is_array, is_float_array
 from minigrad.parameter import Parameter
 from minigrad.tree import tree_leaves, tree_map
 
@@ -26,41 +24,22 @@ def changed(before, after):
             or not np.array_equal(array, after[name], equal_nan=array.dtype.kind == "f")]
 
 
-def attributes(owner, path="", seen=()):
-    """Yield (dotted path, value, copy of an array or None) of all that a layer holds, a Parameter as an object."""
-    if isinstance(owner, Parameter):
-        yield path, owner, None
-        return
-    if id(owner) in seen:
-        return
-    if isinstance(owner, list | tuple):
-        items = enumerate(owner)
-    elif isinstance(owner, dict):
-        items = owner.items()
-    elif isinstance(owner, Layer) or not path:
-        items = members(owner).items()
-    else:
-        yield path, owner, host(owner).copy() if is_array(owner) else None
-        return
-    for key, value in items:
-        yield from attributes(value, f"{path}.{key}" if path else str(key), (*seen, id(owner)))
-
-
 class Watch:
-    """Remembers, and tells with `written()`, what has been written of a probe's arguments, layer and given trees."""
+    """Remembers, and tells with `written()`, what has been written of the arguments, the layer and given trees."""
 
-    def __init__(self, probe, **trees):
-        self.probe, self.trees = probe, trees
+    def __init__(self, tested, **trees):
+        self.tested, self.trees = tested, trees
         self.arrays, self.held = self._arrays(), self._held()
 
     def _arrays(self):
-        p = self.probe
-        named = {f"the parameter {name}": parameter.value for name, parameter in p.parameters.items()}
-        named.update({f"its input {argument}": value for argument, value in p.arguments.items() if argument != "rng"})
+        named = {f"the parameter {name}": parameter.value for name, parameter in self.tested.parameters.items()}
+        named.update({f"its input {argument}": value for argument, value in self.tested.arguments.items()
+                      if argument != "rng"})
         return snapshot({**named, **self.trees})
 
     def _held(self):
-        return {path: (value, kept) for path, value, kept in attributes(self.probe.layer)}
+        return {path: (value, host(value).copy() if is_array(value) else None)
+                for path, value in held(self.tested.layer)}
 
     def written(self):
         yield from changed(self.arrays, self._arrays())
@@ -72,16 +51,26 @@ class Watch:
                 yield f"the layer's attribute {path}"
 
 
+def strays(tested):
+    """A sentence for each Parameter that the layer holds and `named_parameters` does not find."""
+    known = [id(parameter) for parameter in tested.parameters.values()]
+    for path, value in held(tested.layer):
+        if isinstance(value, Parameter) and id(value) not in known:
+            known.append(id(value))
+            yield (f"the Parameter {path} is held by an object that is no Layer, or in a set: it is neither checked "
+                   "nor trained")
+
+
 # ---- forward ---------------------------------------------------------------------------------------------
 
-def check_forward(probe):
+def check_forward(tested):
     """Purity: nothing written, the same answer twice, double precision kept. Returns out, cache, problems."""
-    watch = Watch(probe)
-    out, cache = probe.forward()
+    watch = Watch(tested)
+    out, cache = tested.forward()
     problems = [f"forward edits {what}; it must write neither its inputs nor the layer" for what in watch.written()]
-    problems += strays(probe.layer)
+    problems += strays(tested)
     first = snapshot(out)
-    if changed(first, snapshot(probe.forward()[0])):
+    if changed(first, snapshot(tested.forward()[0])):
         problems.append("forward is not repeatable: two calls with the same inputs and equally seeded rng differ")
     for name, leaf in [*tree_leaves(out, "output"), *tree_leaves(cache, "cache")]:
         if is_float_array(leaf) and leaf.dtype.itemsize < 8:
@@ -91,91 +80,85 @@ def check_forward(probe):
 
 # ---- backward --------------------------------------------------------------------------------------------
 
-def check_backward(probe, cache):
-    """Nothing written but gradients, those added in place; repeatable; linear in dy; blind to other uses.
+def check_backward(tested, cache):
+    """Nothing written but gradients, those added in place; repeatable; linear in dy; independent of other uses.
 
     Returns gradients, problems.
     """
-    watch = Watch(probe, **{"dy, the gradient handed to it": probe.dout, "its cache": cache})
-    arrays = {name: p.grad for name, p in probe.parameters.items()}
-    gradients = probe.backward(cache)
+    watch = Watch(tested, **{"dy, the gradient handed to it": tested.dout, "its cache": cache})
+    arrays = {name: p.grad for name, p in tested.parameters.items()}
+    gradients = tested.backward(cache)
     problems = [f"backward edits {what}; it must write nothing but the parameters' gradients"
                 for what in watch.written()]
     for name, array in arrays.items():
-        if probe.parameters[name].grad is not array:
+        if tested.parameters[name].grad is not array:
             problems.append(f"the gradient array of {name} is replaced by another one; expected += into the same array")
     for name, gradient in gradients.items():
         if gradient.dtype != np.float64:
             problems.append(f"the gradient of {name} is {gradient.dtype} for float64 inputs: lower precision inside")
-    rules = [_twice, _zero, _linear, _two_uses] + ([_none_is_zero] if getattr(probe.layer, "recurrent", False) else [])
+    rules = [_twice, _linear, _two_uses] + ([_none_is_zero] if getattr(tested.layer, "recurrent", False) else [])
     for rule in rules:
-        problems += rule(probe, cache, gradients)
+        problems += rule(tested, cache, gradients)
     return gradients, problems
 
 
-def _differ(probe, expected, got, factor=1.0):
+def _differ(tested, expected, got, factor=1.0):
     """The names whose gradients differ from `factor` times the expected ones."""
     expected = {name: host(gradient) * factor for name, gradient in expected.items()}
     sizes = [np.abs(a[np.isfinite(a)]).max(initial=0.0) for a in expected.values()]
-    room = max(SAME * max(sizes, default=0.0), abs(factor) * probe.floor)
+    room = max(SAME * max(sizes, default=0.0), abs(factor) * tested.floor)
     return [name for name, a in expected.items()
             if not np.allclose(a, host(got[name]), rtol=0, atol=room, equal_nan=True)]
 
 
-def _twice(probe, cache, gradients):
-    returned = probe.call_backward(cache, probe.dout)                # without zeroing: parameters must double
-    again = probe.collect(returned)
-    for name in _differ(probe, gradients, again):
-        if name in probe.inputs:
+def _twice(tested, cache, gradients):
+    returned = tested.layer.backward(tested.dout, cache)                # without zeroing: parameters must double
+    again = tested.collect(returned)
+    for name in _differ(tested, gradients, again):
+        if name in tested.inputs:
             yield f"the gradient of {name} differs when backward runs twice on one cache"
-    for name in _differ(probe, gradients, again, 2.0):
-        if name in probe.parameters:
+    for name in _differ(tested, gradients, again, 2.0):
+        if name in tested.parameters:
             yield f"the gradient of {name} does not double when backward runs twice: assigned (=), not added (+=)?"
 
 
-def _zero(probe, cache, gradients):
-    for name, gradient in probe.backward(cache, _times(0.0, probe.dout)).items():
-        if host(gradient).any():
-            yield f"a zero upstream gradient gives a non-zero gradient of {name}"
-
-
-def _linear(probe, cache, gradients):
-    for name in _differ(probe, gradients, probe.backward(cache, _times(FACTOR, probe.dout)), FACTOR):
+def _linear(tested, cache, gradients):
+    for name in _differ(tested, gradients, tested.backward(cache, _times(FACTOR, tested.dout)), FACTOR):
         yield (f"the gradient of {name} is not linear in the upstream gradient: {FACTOR:g} dy does not give {FACTOR:g} "
                "times as much (clipped, or rounded to lower precision?)")
 
 
-def _two_uses(probe, cache, gradients):
+def _two_uses(tested, cache, gradients):
     """forward a, forward b, backward a: a's gradients must not have changed; and the same the other way round."""
-    out, cache = probe.forward()
+    out, cache = tested.forward()
     before = snapshot([out, cache])
-    _, other_cache = probe.forward(other=True)
+    _, other_cache = tested.forward(other=True)
     if changed(before, snapshot([out, cache])):
         yield "a later forward writes into what an earlier one returned"
-    for sentence in ("backward reads what a later forward left behind, not its own cache",
+    for sentence in ("backward reads what a later forward stored, not its own cache",
                      "backward depends on a backward that ran before it"):
-        names = _differ(probe, gradients, probe.backward(cache))
+        names = _differ(tested, gradients, tested.backward(cache))
         if names:
             yield f"{sentence} (gradient of {', '.join(names)})"
-        probe.backward(other_cache)
+        tested.backward(other_cache)
 
 
-def _none_is_zero(probe, cache, gradients):
+def _none_is_zero(tested, cache, gradients):
     """A recurrent layer: backward returns a pair, and None in the upstream pair (dy, dstate) means zero."""
-    returned = probe.call_backward(cache, probe.dout)
+    returned = tested.layer.backward(tested.dout, cache)
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         yield "backward of a recurrent layer must return the pair (dx, dstate0), for state=None too"
-    if not isinstance(probe.dout, tuple | list) or len(probe.dout) != 2:
+    if not isinstance(tested.dout, tuple | list) or len(tested.dout) != 2:
         yield "forward of a recurrent layer must return ((y, state), cache)"
         return
-    dy, dstate = probe.dout
+    dy, dstate = tested.dout
     cases = [("dy", (None, dstate), (_times(0.0, dy), dstate)), ("dstate", (dy, None), (dy, _times(0.0, dstate)))]
     for n, (name, leaf) in enumerate(tree_leaves(dstate, "dstate")):
         cases.append((name, (dy, _replaced(dstate, n, None)), (dy, _replaced(dstate, n, leaf * 0))))
     for name, with_none, with_zero in cases:
-        expected = probe.backward(cache, with_zero)
+        expected = tested.backward(cache, with_zero)
         try:
-            wrong = _differ(probe, expected, probe.backward(cache, with_none))
+            wrong = _differ(tested, expected, tested.backward(cache, with_none))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, ContractError) as error:
             yield f"backward fails when {name} is None, which means zero ({type(error).__name__}: {error})"
             continue

@@ -1,7 +1,7 @@
 """Layers with one planted fault each: what test_gradcheck.py holds the gradient checker to.
 
 A reference layer is small and right. A Fault is one line of it replaced by a wrong one, so that the reference is the
-same layer without the fault, and what the checker must find stands beside what was broken.
+same layer without the fault, and what the checker must find stands next to what was broken.
 """
 
 import inspect
@@ -278,16 +278,16 @@ FAULTS = [
           "W", (3, 2)),
     Fault("a NaN", Affine, "return dx", ["dx[1, 2] = np.nan", "return dx"], "x", (1, 2)),
     Fault("right only where dy is one", Affine, "dx = dy @ self.W.value.T",
-          "dx = np.ones_like(dy) @ self.W.value.T", "x", problem="a zero upstream gradient gives a non-zero gradient"),
+          "dx = np.ones_like(dy) @ self.W.value.T", "x", problem="the gradient of x is not linear"),
     Fault("a gradient at zero dy", Affine, "return dx", "return dx + 1e-9",
-          problem="a zero upstream gradient gives a non-zero gradient of x"),
+          problem="the gradient of x is not linear"),
     Fault("a clipped dy", Affine, "x, = cache", ["x, = cache", "dy = np.clip(dy, -5, 5)"],
           problem="the gradient of x is not linear"),
     Fault("a stale cache on self", Affine, "x, = cache", "x = self.kept",
           problem="forward edits the layer's attribute kept",
           also=("y = x @ self.W.value + self.b.value", ["self.kept = x", "y = x @ self.W.value + self.b.value"])),
     Fault("a stale cache elsewhere", Affine, "x, = cache", "x = SCRATCH['x']",
-          problem="backward reads what a later forward left behind, not its own cache (gradient of W)",
+          problem="backward reads what a later forward stored, not its own cache (gradient of W)",
           also=("y = x @ self.W.value + self.b.value", ["SCRATCH['x'] = x", "y = x @ self.W.value + self.b.value"])),
     Fault("a reused output buffer", Tanh, "y = self.scale * np.tanh(x)",
           "y = np.tanh(x, out=SCRATCH.setdefault('y', np.empty_like(x)))",
@@ -345,7 +345,7 @@ FAULTS = [
           problem="the gradient of x differs when backward runs twice",
           also=("return x * kept, (kept,)", ["SCRATCH['rng'] = rng", "return x * kept, (kept,)"])),
     Fault("dropout's mask kept elsewhere", Dropout, "kept, = cache", "kept = SCRATCH['kept']",
-          problem="backward reads what a later forward left behind",
+          problem="backward reads what a later forward stored",
           also=("return x * kept, (kept,)", ["SCRATCH['kept'] = kept", "return x * kept, (kept,)"])),
     Fault("dropout with a generator of its own", Dropout, "kept = (rng.random(x.shape) >= self.p) / (1 - self.p)",
           "kept = (np.random.default_rng().random(x.shape) >= self.p) / (1 - self.p)", "x",

@@ -2,11 +2,13 @@
 
 import copy
 import inspect
+from types import ModuleType
 
 import numpy as np
 
 from minigrad.backend import array_module, asnumpy
-from minigrad.gradcheck.held import parameters_of
+from minigrad.layer import Layer
+from minigrad.parameter import Parameter
 from minigrad.tree import tree_leaves, tree_map
 
 CONSTANTS = ("mask", "memory_mask", "rng", "target", "targets")     # arguments that have no gradient
@@ -38,7 +40,43 @@ def host(array):
     return np.asarray(array) if isinstance(array, np.generic) else asnumpy(array)
 
 
-class Probe:
+# ---- what a layer holds ----------------------------------------------------------------------------------
+
+def find_parameters(layer):
+    """(name, Parameter) of a layer, or of any other object that holds Parameters as a layer does."""
+    if not isinstance(layer, Layer):
+        held, layer = _members(layer), Layer()
+        vars(layer).update(held)
+    return layer.named_parameters()
+
+
+def held(owner, path="", seen=None):
+    """Yield (dotted path, value) of all that a layer holds, in whatever it holds: Parameters, arrays, settings."""
+    seen = {} if seen is None else seen
+    members = {} if isinstance(owner, Parameter) or is_array(owner) else _members(owner)
+    if not members:
+        yield path, owner
+    elif id(owner) not in seen:
+        seen[id(owner)] = owner
+        for key, value in members.items():
+            yield from held(value, f"{path}.{key}" if path else str(key), seen)
+
+
+def _members(owner):
+    if isinstance(owner, dict):
+        return owner
+    if isinstance(owner, list | tuple | set | frozenset):
+        return dict(enumerate(owner))
+    if isinstance(owner, ModuleType | type):
+        return {}
+    state = object.__getstate__(owner)                               # a pair where there are __slots__
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(attributes or {}), **(slots or {})}
+
+
+# ---- the layer -------------------------------------------------------------------------------------------
+
+class LayerUnderTest:
     """Holds float64 copies of a layer's inputs and, while it is entered (`with`), of its parameters.
 
     tensors     {name: array} of everything that has a gradient: inputs by argument name, parameters by dotted name
@@ -50,7 +88,6 @@ class Probe:
     def __init__(self, layer, inputs, keywords, seed):
         self.layer, self.random = layer, np.random.default_rng(seed)
         self.signature = inspect.signature(layer.forward)
-        self.cache_first = next(iter(inspect.signature(layer.backward).parameters), None) == "cache"      # a loss
         bound = self.signature.bind(*inputs, **keywords)
         bound.apply_defaults()
         self.rng = bound.arguments.get("rng")
@@ -58,7 +95,7 @@ class Probe:
                           for name, value in bound.arguments.items()}
         self.inputs = {name: leaf for argument in self.slots(required=True)
                        for name, leaf in tree_leaves(self.arguments[argument], argument) if is_float_array(leaf)}
-        self.parameters = dict(parameters_of(layer))
+        self.parameters = dict(find_parameters(layer))
         self.dout = None
 
     def __enter__(self):
@@ -128,17 +165,11 @@ class Probe:
             moved = f" (the parameters moved by about {JITTER:g})" if self.parameters else ""
             raise ContractError(f"forward's output is not finite at these inputs{moved}: nothing to compare there")
 
-    def call_backward(self, cache, dout):
-        return self.layer.backward(cache, dout) if self.cache_first else self.layer.backward(dout, cache)
-
     def backward(self, cache, dout=None):
         """{name: gradient} from zeroed gradients. Raises ContractError for a wrong structure or shape."""
-        self.zero_grad()
-        return self.collect(self.call_backward(cache, self.dout if dout is None else dout))
-
-    def zero_grad(self):
         for p in self.parameters.values():
             p.grad[...] = 0
+        return self.collect(self.layer.backward(self.dout if dout is None else dout, cache))
 
     def collect(self, returned):
         """{name: gradient} of what backward returned and of what it added into the parameters (copies)."""
