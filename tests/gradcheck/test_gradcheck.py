@@ -1,6 +1,5 @@
 """The gradient checker itself: right gradients pass, planted faults are found and named, kinks are told from errors."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -258,7 +257,8 @@ def test_a_recurrent_layer_returns_a_pair():
 
 @pytest.mark.parametrize(("forward", "backward", "x", "problem"), [
     (np.square, lambda dy, x: None, np.arange(4), "nothing to compare: no floating-point input and no parameter"),
-    (np.square, lambda dy, x: 2 * x * dy, np.zeros((0, 3)), "nothing to compare: no floating-point input and no parameter"),
+    (np.square, lambda dy, x: 2 * x * dy, np.zeros((0, 3)),
+     "nothing to compare: no floating-point input and no parameter"),
     (lambda x: (x > 0).astype(int), lambda dy, x: 0 * x, normal(3), "forward returns no floating-point output"),
     (np.square, lambda dy, x: 1.0, normal(3), "the gradient of x is a float; expected an array"),
     (np.log, lambda dy, x: dy / x, normal(3),
