@@ -451,3 +451,25 @@ def test_bad_settings_are_named(make):
                 make([Parameter(np.zeros(1))], **{argument.partition("[")[0]: value})
             assert str(error.value).startswith(f"{make.__name__}: {argument} is ")
             assert "; expected a " in str(error.value)
+
+
+# ---- clipping in the step --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("make", [SGD, Momentum, Adadelta, RMSprop, Adam, AdamW, RAdam])
+def test_a_step_clips_first_by_value_then_by_norm(make):
+    def stepped(by_hand):
+        parameters = [Parameter(np.ones(2), "W"), Parameter(np.ones(1), "b")]
+        optimizer = make(parameters, **({} if by_hand else {"clip_value": 3.0, "clip_norm": 2.0}))
+        for _ in range(2):
+            for p, gradient in zip(parameters, ([3.0, -40.0], [0.5])):
+                p.grad[...] = gradient
+            if by_hand:
+                clip_grad_value(parameters, 3.0)
+                clip_grad_norm(parameters, 2.0)
+            optimizer.step()
+        return [array.copy() for p in parameters for array in (p.value, p.grad)]
+    for got, expected in zip(stepped(False), stepped(True)):
+        np.testing.assert_array_equal(got, expected)
+    for option in ("clip_norm", "clip_value"):
+        with pytest.raises(ValueError, match=f"{make.__name__}: {option} is -1; expected a number in"):
+            make([Parameter(np.ones(1), "W")], **{option: -1})

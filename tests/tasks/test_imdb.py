@@ -136,8 +136,8 @@ def test_compare_trains_on_the_same_batches(tmp_path, capsys, small):
     def noting(model, batch, rng):
         met.append(batch[0].tobytes())
         return forward_backward(model, batch, rng)
-    status, _, err = ran(capsys, dataclasses.replace(TASK, step=noting), *small, "--steps", 5, "--compare", "birra,lstm",
-                         "--quiet", "--out", out)
+    status, _, err = ran(capsys, dataclasses.replace(TASK, step=noting), *small, "--steps", 5, "--compare",
+                         "birra,lstm", "--quiet", "--out", out)
     assert status == 0, err
     assert met[:5] == met[5:]
     assert result(out / "birra")["data"] == result(out / "lstm")["data"]
@@ -157,7 +157,8 @@ def test_compare_trains_on_the_same_batches(tmp_path, capsys, small):
 
 def test_a_part_of_the_reviews_is_a_random_one(small, data):
     everything = imdb.open_reviews(settings_of(TASK, small)).train
-    parts = [imdb.open_reviews(settings_of(TASK, [*small, "--train-size", "9", "--seed", seed])).train for seed in "00123"]
+    parts = [imdb.open_reviews(settings_of(TASK, [*small, "--train-size", "9", "--seed", seed])).train
+             for seed in "00123"]
     assert parts[0].tokens.tobytes() == parts[1].tokens.tobytes()
     assert len({part.tokens.tobytes() for part in parts}) == 4
     texts = {everything.tokens[a:b].tobytes() for a, b in zip(everything.offsets, everything.offsets[1:])}
@@ -294,7 +295,7 @@ def test_a_file_with_a_bad_line(tmp_path, capsys, finished, written, sentence):
 def test_a_folder_and_what_is_no_plain_file_are_never_read_as_a_text(tmp_path, capsys, finished):
     status, out, err = ran(capsys, TASK, "predict", tmp_path, "--checkpoint", finished)
     assert (status, out, err) == (2, "", f"error: {tmp_path}: cannot be read (Is a directory)\n")
-    status, out, err = ran(capsys, TASK, "predict", "/dev/null", "--checkpoint", finished)           # as <(a command) is
+    status, out, err = ran(capsys, TASK, "predict", "/dev/null", "--checkpoint", finished)     # as <(a command) is
     assert (status, out, "text 1 has no word ('')" in err) == (2, "", True)
 
 

@@ -317,8 +317,8 @@ def carrying_trainer(out, step=truncated_step, batches=None, **keywords):
 
     def evaluate(model, step):
         return {"mse": float(mean_squared_error.forward(model.forward(stream.x)[0][0], stream.target)[0])}
-    settings = {"out": out, "best": "mse", "log_every": 5, "eval_every": 10, "quiet": True, "initial_state": initial_state(),
-                **keywords}
+    settings = {"out": out, "best": "mse", "log_every": 5, "eval_every": 10, "quiet": True,
+                "initial_state": initial_state(), **keywords}
     return Trainer(model, RAdam(model.parameters(), lr=0.05), batches or stream, step, evaluate, **settings)
 
 
