@@ -4,6 +4,7 @@ A reference layer is small and right. A Fault is one line of it replaced by a wr
 same layer without the fault, and what the checker must find stands next to what was broken.
 """
 
+import functools
 import inspect
 import itertools
 from dataclasses import dataclass
@@ -220,6 +221,9 @@ def arguments(reference, seed=1):
 # ---- the faults ------------------------------------------------------------------------------------------
 
 
+source_of = functools.cache(inspect.getsource)
+
+
 @dataclass
 class Fault:
     """`reference` with its line `right` replaced by `wrong` (a list: by several lines).
@@ -241,7 +245,7 @@ class Fault:
     maybe: str = ""
 
     def source(self):
-        source = inspect.getsource(self.reference)
+        source = source_of(self.reference)
         for right, wrong in [(self.right, self.wrong), *([self.also] if self.also else [])]:
             line, = (line for line in source.splitlines() if line.strip() == right)
             indent = line[:len(line) - len(line.lstrip())]
