@@ -244,7 +244,7 @@ TASK = frame.Task(
     result=result, summary=lambda run, result: classify.summary_of(run, result, METRIC),
     figures=classify.draw_attention,
     shown=frame.Shown(columns=classify.columns(METRIC), note="on all test reviews", in_label=("window",)),
-    commands={"predict": frame.Command("Print the sentiment of a text, or of each line of a file.", predict_flags, predict)})
+    commands={"predict": frame.Command("Print the sentiment of a text or of a file's lines.", predict_flags, predict)})
 
 if __name__ == "__main__":
     sys.exit(frame.run(TASK))

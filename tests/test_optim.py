@@ -352,24 +352,6 @@ def test_optimizers_minimise():
         assert abs(p.value).max() < (2.5 if name == "Adadelta" else 0.1), name
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_clipping_is_part_of_a_step(name):
-    """By value, then by norm, as the functions do it, before the decay: bit for bit."""
-    ours, _, _, lr, settings = CASES[name]
-    (parameters, gradients), (others, _) = parameters_and_gradients(), parameters_and_gradients()
-    clipping = ours(parameters, lr=lr, clip_norm=1.0, clip_value=0.5, **settings)
-    plain = ours(others, lr=lr, **settings)
-    for step in gradients[:5]:
-        for p, other, g in zip(parameters, others, step):
-            p.grad[...] = other.grad[...] = g
-        clipping.step()
-        clip_grad_value(others, 0.5)
-        assert clip_grad_norm(others, 1.0) > 1
-        plain.step()
-    for p, other in zip(parameters, others):
-        np.testing.assert_array_equal(p.value, other.value)
-
-
 # ---- parameters that are not decayed ---------------------------------------------------------------------
 
 
@@ -451,3 +433,25 @@ def test_bad_settings_are_named(make):
                 make([Parameter(np.zeros(1))], **{argument.partition("[")[0]: value})
             assert str(error.value).startswith(f"{make.__name__}: {argument} is ")
             assert "; expected a " in str(error.value)
+
+
+# ---- clipping in the step --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("make", [SGD, Momentum, Adadelta, RMSprop, Adam, AdamW, RAdam])
+def test_a_step_clips_first_by_value_then_by_norm(make):
+    def stepped(by_hand):
+        parameters = [Parameter(np.ones(2), "W"), Parameter(np.ones(1), "b")]
+        optimizer = make(parameters, **({} if by_hand else {"clip_value": 3.0, "clip_norm": 2.0}))
+        for _ in range(2):
+            for p, gradient in zip(parameters, ([3.0, -40.0], [0.5])):
+                p.grad[...] = gradient
+            if by_hand:
+                clip_grad_value(parameters, 3.0)
+                clip_grad_norm(parameters, 2.0)
+            optimizer.step()
+        return [array.copy() for p in parameters for array in (p.value, p.grad)]
+    for got, expected in zip(stepped(False), stepped(True)):
+        np.testing.assert_array_equal(got, expected)
+    for option in ("clip_norm", "clip_value"):
+        with pytest.raises(ValueError, match=f"{make.__name__}: {option} is -1; expected a number in"):
+            make([Parameter(np.ones(1), "W")], **{option: -1})

@@ -60,16 +60,17 @@ def gradcheck(layer, inputs, keywords=None, *, mode="full", eps=1e-5, rtol=1e-6,
         raise TypeError(f"gradcheck: inputs is a {type(inputs).__name__}; expected a tuple of arrays")
     if not isinstance(keywords, dict | None):
         raise TypeError(f"gradcheck: keywords is a {type(keywords).__name__}; expected a dict of forward's arguments")
-    report = _check(layer, inputs, keywords, mode, eps, rtol, atol, seed)
+    tolerances = numeric.Tolerances(eps, rtol, atol)
+    report = _check(layer, inputs, keywords, mode, tolerances, seed)
     loops = _fast_layers(layer)
-    if loops:
+    try:
         for inner in loops:
             inner.fast = False
-        try:
-            report.plain = _check(layer, inputs, keywords, "direction", eps, rtol, atol, seed)
-        finally:
-            for inner in loops:
-                inner.fast = True
+        if loops:
+            report.plain = _check(layer, inputs, keywords, "direction", tolerances, seed)
+    finally:
+        for inner in loops:
+            inner.fast = True
     return report
 
 
@@ -84,37 +85,27 @@ def _fast_layers(layer):
     return [layer for layer in found.values() if getattr(layer, "fast", False) is True]
 
 
-def _check(layer, inputs, keywords, mode, eps, rtol, atol, seed):
+def _check(layer, inputs, keywords, mode, tolerances, seed):
     """The Report on one form of a layer."""
     report = Report(type(layer).__name__ if not isinstance(layer, type) else layer.__name__, mode)
     with LayerUnderTest(layer, inputs, keywords or {}, seed) as tested:
         try:
-            gradients = _check_rules(report, tested)
+            if not any(tensor.size for tensor in tested.tensors.values()):
+                raise ContractError("nothing to compare: no floating-point input and no parameter")
+            out, cache = check_forward(report, tested)
+            tested.draw_upstream(out)
+            gradients = check_backward(report, tested, cache)
         except ContractError as error:
             report.problems.append(str(error))
             return report
-        tolerances = numeric.Tolerances(eps, rtol, atol)
-        at_kink = (_every_entry if mode == "full" else _directions)(report, tested, gradients, tolerances)
-        if at_kink:
+        (_every_entry if mode == "full" else _directions)(report, tested, gradients, tolerances)
+        if any(row.kinks for row in report.rows):
             _near_the_kinks(report, tested, tolerances)
     return report
 
 
-def _check_rules(report, tested):
-    """The gradients that backward claims; what breaks the contract goes into the report."""
-    if not any(tensor.size for tensor in tested.tensors.values()):
-        raise ContractError("nothing to compare: no floating-point input and no parameter")
-    out, cache, problems = check_forward(tested)
-    report.problems += problems
-    tested.draw_upstream(out)
-    gradients, problems = check_backward(tested, cache)
-    report.problems += problems
-    return gradients
-
-
 def _every_entry(report, tested, gradients, tolerances):
-    """Add a Row for each tensor, from all its entries. Returns whether some lie at a kink."""
-    at_kink = False
+    """Add a Row for each tensor, from all its entries."""
     for name, tensor in tested.tensors.items():
         if not tensor.size:
             continue
@@ -123,19 +114,16 @@ def _every_entry(report, tested, gradients, tolerances):
         verdicts = numeric.compare(lines, analytic)
         worst = numeric.worst(verdicts)
         index = tuple(int(i) for i in np.unravel_index(worst, tensor.shape))
-        row = _row(name, tensor.shape, verdicts, index, float(analytic[worst]), verdicts[worst].numeric)
+        size = max(abs(v.numeric) for v in verdicts)
+        row = _add(report, name, tensor.shape, verdicts, index, float(analytic[worst]), verdicts[worst].numeric,
+                   numeric.rounded(lines, analytic, verdicts, [size] * len(lines)))
         row.errors = np.array([np.nan if v.status == "kink" else v.error for v in verdicts]).reshape(tensor.shape)
         row.bad = row.errors > 1
-        size = max(abs(v.numeric) for v in verdicts)
-        _add(report, row, numeric.rounded(lines, analytic, verdicts, [size] * len(lines)))
-        at_kink = at_kink or any(v.status == "kink" for v in verdicts)
-    return at_kink
 
 
 def _directions(report, tested, gradients, tolerances):
-    """Add a Row for each tensor, and one for all together, from random directions. Returns whether some meet a kink."""
+    """Add a Row for each tensor, and one for all together, from random directions."""
     tensors = {name: tensor for name, tensor in tested.tensors.items() if tensor.size}
-    at_kink = False
     for title, names in {**{name: [name] for name in tensors}, "all together": list(tensors)}.items():
         arrays, grads = [tensors[name] for name in names], [gradients[name] for name in names]
         lines, analytic, sizes = zip(*[_random_line(tested, arrays, grads, tolerances) for _ in range(DIRECTIONS)])
@@ -146,19 +134,15 @@ def _directions(report, tested, gradients, tolerances):
             found = _wrong_entry(tested, arrays[0], grads[0], tolerances) or found
         shape = arrays[0].shape if len(names) == 1 else (sum(array.size for array in arrays),)
         rounded = numeric.rounded(lines, analytic, verdicts, sizes) if len(names) == 1 else 0.0
-        _add(report, _row(title, shape, verdicts, *found), rounded)
-        at_kink = at_kink or any(v.status == "kink" for v in verdicts)
-    return at_kink
+        _add(report, title, shape, verdicts, *found, rounded)
 
 
-def _row(name, shape, verdicts, index, analytic, slope):
+def _add(report, name, shape, verdicts, index, analytic, slope, rounded):
+    """Add a Row, and what there is to say about it; returns the Row."""
     wrong = sum(v.status == "wrong" for v in verdicts)
     kinks = sum(v.status in ("kink", "near") for v in verdicts)
-    return Row(name, shape, "wrong" if wrong else "kink" if kinks else "ok", wrong, kinks, len(verdicts), index,
-               analytic, slope, relative_error(analytic, slope))
-
-
-def _add(report, row, rounded):
+    row = Row(name, shape, "wrong" if wrong else "kink" if kinks else "ok", wrong, kinks, len(verdicts), index,
+              analytic, slope, relative_error(analytic, slope))
     report.rows.append(row)
     if np.isfinite(row.analytic) and not np.isfinite(row.numeric):
         report.notes.append(f"{row.name}: forward is not finite nearer than eps to the inputs: take a smaller eps")
@@ -168,6 +152,7 @@ def _add(report, row, rounded):
     if row.kinks:
         report.notes.append(f"{row.name}: {row.kinks} of {row.checked} lie at a kink (the slopes to the left and to "
                             "the right differ, the analytic value is a subgradient) or nearer to one than eps")
+    return row
 
 
 def _random_line(tested, tensors, gradients, tolerances):

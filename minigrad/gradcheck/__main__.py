@@ -154,7 +154,9 @@ def make_inputs(arguments, layer):
         inputs = tuple(random.standard_normal(sizes) for sizes in arguments.shape)
     keywords = dict(arguments.keyword)
     if arguments.mask:
-        keywords["mask"] = make_mask(random, arguments.shape[0][:2])
+        mask = keywords["mask"] = random.random(arguments.shape[0][:2]) < 0.7
+        if mask.ndim == 2 and len(mask) > 1:
+            mask[0, 0], mask[-1] = True, False                       # a sample without a real step
     if arguments.rng is not None:
         keywords["rng"] = arguments.rng
     if arguments.state:
@@ -164,14 +166,6 @@ def make_inputs(arguments, layer):
         keywords["state"] = tree_map(
             lambda a: random.standard_normal(a.shape) if a.dtype.kind == "f" else a, state)
     return inputs, keywords
-
-
-def make_mask(random, sizes):
-    """A random mask; in a batch of more than one sample, the first has a real step and the last has none."""
-    mask = random.random(sizes) < 0.7
-    if len(sizes) == 2 and sizes[0] > 1:
-        mask[0, 0], mask[-1] = True, False
-    return mask
 
 
 def check(arguments):

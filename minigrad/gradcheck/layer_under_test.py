@@ -138,8 +138,7 @@ class LayerUnderTest:
             arguments["rng"] = np.random.default_rng(self.rng) if fresh else copy.deepcopy(self.rng)
             if other:
                 arguments["rng"].random()
-        bound = self.signature.bind_partial()
-        bound.arguments.update((name, arguments[name]) for name in self.arguments if name in arguments)
+        bound = inspect.BoundArguments(self.signature, arguments)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):      # what is not finite is reported
             answer = self.layer.forward(*bound.args, **bound.kwargs)
         if not isinstance(answer, tuple | list) or len(answer) != 2:

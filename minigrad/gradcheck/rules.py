@@ -63,11 +63,12 @@ def strays(tested):
 
 # ---- forward ---------------------------------------------------------------------------------------------
 
-def check_forward(tested):
-    """Purity: nothing written, the same answer twice, double precision kept. Returns out, cache, problems."""
+def check_forward(report, tested):
+    """Purity: nothing written, the same answer twice, double precision kept. Returns out, cache."""
     watch = Watch(tested)
     out, cache = tested.forward()
-    problems = [f"forward edits {what}; it must write neither its inputs nor the layer" for what in watch.written()]
+    problems = report.problems
+    problems += [f"forward edits {what}; it must write neither its inputs nor the layer" for what in watch.written()]
     problems += strays(tested)
     first = snapshot(out)
     if changed(first, snapshot(tested.forward()[0])):
@@ -75,20 +76,21 @@ def check_forward(tested):
     for name, leaf in [*tree_leaves(out, "output"), *tree_leaves(cache, "cache")]:
         if is_float_array(leaf) and leaf.dtype.itemsize < 8:
             problems.append(f"{name} is {leaf.dtype} for float64 inputs and parameters: lower precision inside")
-    return out, cache, problems
+    return out, cache
 
 
 # ---- backward --------------------------------------------------------------------------------------------
 
-def check_backward(tested, cache):
+def check_backward(report, tested, cache):
     """Nothing written but gradients, those added in place; repeatable; linear in dy; independent of other uses.
 
-    Returns gradients, problems.
+    Returns the gradients.
     """
     watch = Watch(tested, **{"dy, the gradient handed to it": tested.dout, "its cache": cache})
     arrays = {name: p.grad for name, p in tested.parameters.items()}
     gradients = tested.backward(cache)
-    problems = [f"backward edits {what}; it must write nothing but the parameters' gradients"
+    problems = report.problems
+    problems += [f"backward edits {what}; it must write nothing but the parameters' gradients"
                 for what in watch.written()]
     for name, array in arrays.items():
         if tested.parameters[name].grad is not array:
@@ -99,7 +101,7 @@ def check_backward(tested, cache):
     rules = [_twice, _linear, _two_uses] + ([_none_is_zero] if getattr(tested.layer, "recurrent", False) else [])
     for rule in rules:
         problems += rule(tested, cache, gradients)
-    return gradients, problems
+    return gradients
 
 
 def _differ(tested, expected, got, factor=1.0):

@@ -4,6 +4,7 @@ A reference layer is small and right. A Fault is one line of it replaced by a wr
 same layer without the fault, and what the checker must find stands next to what was broken.
 """
 
+import functools
 import inspect
 import itertools
 from dataclasses import dataclass
@@ -211,13 +212,16 @@ def arguments(reference, seed=1):
     if reference is Dropout:
         return (rng.standard_normal((N, N)),), {"rng": 3}
     if reference in (Attention, Recurrence):
-        mask = np.array([[1, 1, 1, 1], [1, 0, 1, 1], [1, 1, 1, 0]], bool)
-        state = {"state": (rng.standard_normal((3, N)), rng.standard_normal((3, N)))} if reference is Recurrence else {}
-        return (rng.standard_normal((3, 4, N)),), {"mask": mask, **state}
+        mask = np.array([[1, 0, 1, 1], [1, 1, 1, 0]], bool)
+        state = {"state": (rng.standard_normal((2, N)), rng.standard_normal((2, N)))} if reference is Recurrence else {}
+        return (rng.standard_normal((2, 4, N)),), {"mask": mask, **state}
     return (rng.standard_normal((N, N)),), {}
 
 
 # ---- the faults ------------------------------------------------------------------------------------------
+
+
+source_of = functools.cache(inspect.getsource)
 
 
 @dataclass
@@ -241,7 +245,7 @@ class Fault:
     maybe: str = ""
 
     def source(self):
-        source = inspect.getsource(self.reference)
+        source = source_of(self.reference)
         for right, wrong in [(self.right, self.wrong), *([self.also] if self.also else [])]:
             line, = (line for line in source.splitlines() if line.strip() == right)
             indent = line[:len(line) - len(line.lstrip())]

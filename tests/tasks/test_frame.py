@@ -14,7 +14,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -423,14 +422,14 @@ def test_the_scripts():
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 250, path
 
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_help_says_what_it_is_how_to_run_it_and_what_to_expect(name, capsys, monkeypatch):
     for argv, status in (["--help"], 0), (["--unknown"], 2):
         for run in (lambda: runpy.run_path(str(ROOT / f"tasks/{name}.py"), run_name="__main__"),
                     lambda: runpy.run_module(f"tasks.{name}", run_name="__main__")):
             monkeypatch.setattr("sys.argv", [f"tasks/{name}.py", *argv])
-            with warnings.catch_warnings(), pytest.raises(SystemExit) as end:
-                warnings.simplefilter("ignore", RuntimeWarning)  # the module is there already
+            with pytest.raises(SystemExit) as end:
                 run()
             out, err = capsys.readouterr()
             assert end.value.code == status
