@@ -1,4 +1,4 @@
-"""gradcheck: is this backward the derivative of that forward, and if not, where not?
+"""gradcheck: is backward the derivative of forward, and if not, where does it differ?
 
     from minigrad import gradcheck
     report = gradcheck(layer, (x,), {"mask": mask})
@@ -8,9 +8,9 @@ or, from a shell: python -m minigrad.gradcheck minigrad.layers:LSTM --shape 3,7,
 
 The numeric side is central differences in float64 of L = sum <dout, outputs>, with a random upstream gradient dout
 (all-ones sees nothing after layer norm or softmax; single precision cannot see below 1e-3), over every input and every
-parameter. Parameters are moved by a little noise for the time of the check: a gain of 1 or a bias of 0 hides faults.
-The layer contract is checked too (minigrad/gradcheck/rules.py): nothing edited, gradients added and not
-assigned, nothing hidden between forward and backward, nothing in lower precision.
+parameter. Small noise is added to the parameters during the check: a gain of 1 or a bias of 0 hides faults.
+It also checks the layer contract (minigrad/gradcheck/rules.py): no input is edited, gradients are added and not
+assigned, no state is hidden between forward and backward, nothing is computed in lower precision.
 """
 
 import numpy as np
@@ -45,7 +45,7 @@ def gradcheck(layer, inputs, keywords=None, *, mode="full", eps=1e-5, rtol=1e-6,
     A layer with `fast` set, or with such layers in it, is checked a second time with fast=False, in directions: the
     report says which of the two forms is wrong.
 
-    Floating-point inputs are copied to float64; the layer's parameters are as before afterwards.
+    Floating-point inputs are copied to float64; the layer's parameters are restored afterwards.
     A kink (ReLU at 0) is named in `notes`, not called an error, if the analytic value is a subgradient there; the
     check is then repeated, in directions, near it. Where eps leaves forward's domain (a logarithm's) the numeric value
     is not finite and counts as wrong: take a smaller eps. If the outputs are not finite at the inputs themselves,
@@ -75,7 +75,7 @@ def gradcheck(layer, inputs, keywords=None, *, mode="full", eps=1e-5, rtol=1e-6,
 
 
 def _fast_layers(layer):
-    """The layer and those in it whose `fast` is True, each once: they have a fast loop and run it."""
+    """The layer and its descendants whose `fast` is True, each once: those that run a fast loop."""
     found, waiting = {}, [layer]
     while waiting:
         layer = waiting.pop()
@@ -156,7 +156,7 @@ def _add(report, name, shape, verdicts, index, analytic, slope, rounded):
 
 
 def _random_line(tested, tensors, gradients, tolerances):
-    """(line, analytic slope, its size) of a random unit direction; no component is small, so none is overlooked."""
+    """(line, analytic slope, its size) of a random unit direction without small components, so that none is missed."""
     signs = [_signs(tested, tensor) for tensor in tensors]
     norm = np.sqrt(sum((s * s).sum() for s in signs))
     vectors = [array_module(t).asarray(s / norm * numeric.steps(asnumpy(t))) for t, s in zip(tensors, signs)]

@@ -111,7 +111,7 @@ def find_layer(target):
 
 
 def import_module(place):
-    """The module of that name or in that file; what is in the same folder can be imported by it."""
+    """The module of that name or in that file; it can import modules from its own folder."""
     in_file = place.endswith(".py")
     folder = str(Path(place).resolve().parent if in_file else Path.cwd())
     if folder not in sys.path:
@@ -126,7 +126,7 @@ def import_module(place):
 
 
 def make_layer(target, settings, seed):
-    """The layer itself; a namespace of functions (minigrad.functional:softmax) is used as it is."""
+    """The layer itself; a namespace of functions (minigrad.functional:softmax) itself."""
     if isinstance(inspect.getattr_static(target, "forward", None), staticmethod):
         if settings:
             raise UsageError(f"{target.__name__} is a namespace of functions and takes no --set")
@@ -169,7 +169,7 @@ def make_inputs(arguments, layer):
 
 
 def check(arguments):
-    """The report on the layer that the arguments ask for, printed and drawn."""
+    """The report on the layer that the arguments name, printed and, if asked for, plotted."""
     layer = make_layer(find_layer(arguments.layer), dict(arguments.set), arguments.seed)
     inputs, keywords = make_inputs(arguments, layer)
     report = gradcheck(layer, inputs, keywords, mode=arguments.mode, eps=arguments.eps, rtol=arguments.rtol,
@@ -181,7 +181,7 @@ def check(arguments):
 
 
 def describe(error):
-    """One line; for an error of the layer's own with its type and the line that raised it."""
+    """One line; for an error from the layer with its type and the line that raised it."""
     text = " ".join(str(error).split())
     if isinstance(error, UsageError):
         return text

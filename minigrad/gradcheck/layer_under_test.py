@@ -22,7 +22,7 @@ class ContractError(Exception):
 
 
 def is_array(leaf):
-    """Whether it is an array of NumPy or CuPy, or a NumPy scalar; not what merely has a dtype (a type, for example)."""
+    """Whether it is an array of NumPy or CuPy, or a NumPy scalar; not any object with a dtype (a type, for example)."""
     if isinstance(leaf, np.generic):
         return True
     try:
@@ -51,7 +51,7 @@ def find_parameters(layer):
 
 
 def held(owner, path="", seen=None):
-    """Yield (dotted path, value) of all that a layer holds, in whatever it holds: Parameters, arrays, settings."""
+    """Yield (dotted path, value) of everything that a layer holds, at any depth: Parameters, arrays, settings."""
     seen = {} if seen is None else seen
     members = {} if isinstance(owner, Parameter) or is_array(owner) else _members(owner)
     if not members:
@@ -82,7 +82,7 @@ class LayerUnderTest:
     tensors     {name: array} of everything that has a gradient: inputs by argument name, parameters by dotted name
     dout        the random upstream gradient: the checked scalar is L = sum <dout, outputs>
     flat_dout   the same as one vector on the host; `size` is the norm of <dout, outputs>
-    floor       what the rounding of any backward may put into a gradient, however small that is
+    floor       the rounding error allowed in any gradient, however small the gradient is
     """
 
     def __init__(self, layer, inputs, keywords, seed):
@@ -146,7 +146,7 @@ class LayerUnderTest:
         return tree_map(lambda leaf: np.asarray(leaf) if isinstance(leaf, np.generic) else leaf, answer[0]), answer[1]
 
     def outputs(self):
-        """The floating-point outputs, as one vector on the host, of its own memory."""
+        """The floating-point outputs, as one new vector on the host."""
         leaves = [asnumpy(leaf).ravel() for _, leaf in tree_leaves(self.forward()[0]) if is_float_array(leaf)]
         return np.concatenate(leaves)
 

@@ -1,4 +1,4 @@
-"""The numeric side: the slope of L along a line, by central differences, and what to say when it disagrees."""
+"""The numeric side: the slope of L along a line, by central differences, and the verdict on an analytic one."""
 
 import math
 from typing import NamedTuple
@@ -39,7 +39,7 @@ class Slope(NamedTuple):
 
 class Verdict(NamedTuple):
     """status: "ok"; "near" (ok, but a kink is nearer than eps); "kink" (at one: the analytic value
-    is a subgradient, there is no more to say); "wrong". error: in units of what is tolerated."""
+    is a subgradient, and no more can be said); "wrong". error: in units of what is tolerated."""
 
     status: str
     numeric: float
@@ -98,9 +98,9 @@ class Line:
     def at_kink(self, analytic):
         """A Verdict if L has a kink at t = 0 and the analytic slope is a subgradient there, else None.
 
-        Every output is judged for itself, since each kink may choose its own subgradient: an output has a kink if its
-        slopes to the right and to the left differ by one and the same jump at all of AT_KINK (what is smooth, however
-        sharp, has a smaller jump nearer by; what is a step, or rounding, has a larger one).
+        Every output is judged separately, since each kink may choose its own subgradient: an output has a kink if its
+        slopes to the right and to the left differ by one and the same jump at all of AT_KINK (for a smooth
+        function the jump shrinks with the step; for a discontinuity, or rounding, it grows).
         """
         here = self.at(0)
         left, right = self.one_sided(here, AT_KINK[0])
@@ -134,7 +134,7 @@ class Line:
         return slopes
 
     def single_precision(self, analytic, size):
-        """The relative difference, if it is beyond doubt larger than double precision leaves; else 0."""
+        """The relative difference, if double precision cannot explain it; else 0."""
         slopes = [(4 * self.central(scale / 2).value - self.central(scale).value) / 3 for scale in (0.95, 0.85, 0.75)]
         difference, spread = abs(sum(slopes) / len(slopes) - analytic), max(slopes) - min(slopes)
         unmoved = 2 * ROUNDING * self.tested.size / self.tolerances.eps  # outputs that move by less than their rounding
@@ -142,7 +142,7 @@ class Line:
 
 
 def steps(array):
-    """What eps is multiplied with at each entry: its size where above 1, so that the step is not lost in rounding."""
+    """The factor of eps at each entry: its size if above 1, so that the step is not lost in rounding."""
     return np.where(np.isfinite(array), np.maximum(np.abs(array), 1), 1)
 
 

@@ -18,7 +18,7 @@ def as_image(array):
 
 
 def draw(report, path):
-    """One panel a tensor: colour is error / tolerance (blue agrees, red does not, grey is a kink), a cross marks a
+    """One panel per tensor: colour is error / tolerance (blue agrees, red does not, grey is a kink), a cross marks a
     wrong entry."""
     colours = colormaps["RdYlBu_r"].with_extremes(bad="lightgrey")
     columns = min(3, len(report.rows))

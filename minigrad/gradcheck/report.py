@@ -28,9 +28,9 @@ class Row:
 class Report:
     """`.ok` is True when every gradient agrees and no rule of the contract is broken; `print(report)` is a table.
 
-    rows        one a tensor
+    rows        one per tensor
     problems    sentences: rules of the contract that are broken
-    notes       sentences that are no errors, kinks for example
+    notes       sentences that are not errors, about kinks for example
     plain       the Report on the same layer with fast=False, where it has a fast form; else None
     """
 

@@ -25,7 +25,7 @@ def changed(before, after):
 
 
 class Watch:
-    """Remembers, and tells with `written()`, what has been written of the arguments, the layer and given trees."""
+    """Detects writes: `written()` names what has changed in the arguments, the layer and the given trees."""
 
     def __init__(self, tested, **trees):
         self.tested, self.trees = tested, trees
