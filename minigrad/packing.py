@@ -20,7 +20,7 @@ class Packing(NamedTuple):
 
     @classmethod
     def of(cls, mask):
-        """None for no mask."""
+        """From a mask (B, L), boolean, True at real steps; None for no mask."""
         if mask is None:
             return None
         xp, L = array_module(mask=mask), mask.shape[1]

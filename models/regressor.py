@@ -13,7 +13,8 @@ class SequenceRegressor(Layer):
     readout    Linear(h, d_out)
 
     forward(x (B, L, d), mask=None, rng=None) -> (y (B, d_out), cache); backward(dy, cache) -> dx (B, L, d).
-    A sample with no real step has h_last = 0. Raises ValueError for an empty sequence and as the cell does.
+    A sample with no real step has h_last = 0. Raises ValueError for an empty sequence and as the cell
+    does, TypeError for a cell that is not recurrent.
     """
 
     def __init__(self, cell, h, d_out=1, *, rng=None, dtype=None):

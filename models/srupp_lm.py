@@ -153,7 +153,7 @@ def build(layer, vocab, d, *, layers=4, projection=None, heads=1, window=None, m
 
 def count_parameters(layer, vocab, d, *, layers=4, projection=None, attention_every=1, attention_last=None,
                      layer_norm=True, **settings):
-    """The number of parameters of `build` with these settings, without building it."""
+    """The number of parameters of `build` with these settings, without building it; other settings are ignored."""
     check_choice("count_parameters", "layer", layer, LAYERS)
     p = d // 4 if projection is None else projection
     attending = sum(attention_places(layers, attention_every, attention_last)) if layer == "srupp" else 0

@@ -37,7 +37,7 @@ def switched_on():
 
 
 def source(family):
-    """The text of a family ("sru"), as it is compiled: common.cuh, then its .cu."""
+    """The text of a family ("sru") that is compiled: common.cuh, then its .cu."""
     return "".join(f'#line 1 "{name}"\n{(FOLDER / name).read_text("utf-8")}' for name in ("common.cuh", f"{family}.cu"))
 
 
@@ -77,7 +77,7 @@ def _module(device, family, dtype):
     module = importlib.import_module("cupy").RawModule(code=source(family), options=options(dtype))
     try:
         module.compile()
-    except Exception as error:     # CuPy has an error class of its own for each library that can be at fault
+    except Exception as error:     # CuPy has one error class for each library that can be at fault
         raise KernelError(
             f"the GPU kernels of {family}.cu could not be compiled for {dtype} ({_cause(error)}); {SWITCH}=0 in the "
             "environment runs without them; README.md, section GPU, lists what CuPy needs to compile") from error

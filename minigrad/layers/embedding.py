@@ -16,10 +16,10 @@ from minigrad.parameter import Parameter
 class Embedding(Layer):
     """y = W[id].
 
-    W (vocab, d)  U(-a, a), a = sigma sqrt(3), of standard deviation sigma; default 1 / sqrt(d): a row's norm is about 1
+    W (vocab, d)  U(-a, a), a = sigma sqrt(3): standard deviation sigma, default 1 / sqrt(d), for rows of norm about 1
     padding_id    an id whose row starts at zero and gets no gradient, so that it stays zero
 
-    ids (...) integer -> y (..., d). mask (...) boolean: at a masked position y is 0, whatever the id.
+    ids (...) integer -> y (..., d). mask (...) boolean: at a masked position y is 0 for any id.
     `rng` has no effect. Backward: W.grad[id] += dy, summed over repeated ids; returns None, since ids have no gradient.
 
     Raises TypeError for ids that are not integers, ValueError (on the CPU) for an id outside 0 ... vocab-1.
@@ -124,11 +124,11 @@ class SinusoidalPositions(Layer):
 
 
 class LearnedPositions(Layer):
-    """y_t = x_t + P_t. P (length, d) starts as N(0, 0.02^2), as in BERT.
+    """y_t = x_t + P_t. P (length, d) ~ N(0, 0.02^2), as in BERT.
 
     x (B, L, d) -> y (B, L, d), L at most `length`. mask (B, L): a padded position gives P no gradient. `rng` has no
     effect. Backward: dx = dy; P.grad[t] += the sum of dy_t over the batch.
-    Raises ValueError for a wrong width and for a longer sequence, TypeError for a wrong dtype.
+    Raises ValueError for a wrong width or a sequence longer than `length`, TypeError for a wrong dtype.
     """
 
     def __init__(self, length, d, *, rng=None, dtype=None):

@@ -201,7 +201,7 @@ class SRUpp(Recurrent):
 
         if dhs is not None:
             dhs = _through_backward(self.output_norm, dhs, output_norm)
-        dN, dx, dc = self._recur_backward(dhs, dc, recurrence, packing, fast)
+        dN, dx, dc = self._recur_backward(dhs, dc, recurrence, fast)
         dR = _through_backward(self.norm, self.drop.backward(dN, drop), norm)
         dzs, dmemory0 = self._attend_backward(dR, attention, fast)
         if not self.detach_memory:
@@ -295,7 +295,7 @@ class SRUpp(Recurrent):
         y, (c,), cache = self.plain_forward(rows, (c,), real, self._weights(), m=m)
         return y.transpose(1, 0, 2), c, cache
 
-    def _recur_backward(self, dhs, dc, cache, packing, fast):
+    def _recur_backward(self, dhs, dc, cache, fast):
         """dN (B, T, d'), dx (T, B, d) through the highway or None, and dc; adds the weights' gradients."""
         if fast:
             (dn, dx, dc), gradients = fast_sru.recurrence_backward(
