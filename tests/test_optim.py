@@ -352,24 +352,6 @@ def test_optimizers_minimise():
         assert abs(p.value).max() < (2.5 if name == "Adadelta" else 0.1), name
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_clipping_is_part_of_a_step(name):
-    """By value, then by norm, as the functions do it, before the decay: bit for bit."""
-    ours, _, _, lr, settings = CASES[name]
-    (parameters, gradients), (others, _) = parameters_and_gradients(), parameters_and_gradients()
-    clipping = ours(parameters, lr=lr, clip_norm=1.0, clip_value=0.5, **settings)
-    plain = ours(others, lr=lr, **settings)
-    for step in gradients[:5]:
-        for p, other, g in zip(parameters, others, step):
-            p.grad[...] = other.grad[...] = g
-        clipping.step()
-        clip_grad_value(others, 0.5)
-        assert clip_grad_norm(others, 1.0) > 1
-        plain.step()
-    for p, other in zip(parameters, others):
-        np.testing.assert_array_equal(p.value, other.value)
-
-
 # ---- parameters that are not decayed ---------------------------------------------------------------------
 
 

@@ -1,6 +1,5 @@
 """The gradient checker itself: right gradients pass, planted faults are found and named, kinks are told from errors."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -62,7 +61,6 @@ RIGHT = {
     "Dropout in evaluation, y is x": (Dropout(0.4), (X,), {}),
     "mean_squared_error": (losses.mean_squared_error, (X, normal(3, 5, 4, seed=1)), {}),
     "softmax_cross_entropy": (losses.softmax_cross_entropy, (X, np.arange(15).reshape(3, 5) % 4), {"mask": MASK}),
-    "LSTM": (LSTM(4, 5, rng=0), (X,), {}),
     "LSTM, state and mask": (LSTM(4, 5, rng=0), (X,), {"mask": MASK, "state": states((3, 5), (3, 5))}),
     "RRALSTM": (RRALSTM(4, 5, 3, rng=0), (X,), {"mask": MASK, "state": states((3, 4, 5), (3, 5))}),
     "Sequential": (Sequential(Linear(4, 5, rng=0), Dropout(0.3), Linear(5, 2, rng=1)), (X,), {"rng": 3}),
@@ -211,20 +209,6 @@ def test_the_parameters_of_what_is_no_Layer_are_checked(kind):
     assert wrong_rows(gradcheck(kind(), (normal(3, 4),))) == {"W"}
 
 
-class Wrapping(Layer):
-    """A layer around an object that is no Layer."""
-
-    def __init__(self, inner, **held):
-        self.inner = inner
-        vars(self).update(held)
-
-    def forward(self, x, mask=None, rng=None):
-        return self.inner.forward(x)
-
-    def backward(self, dy, cache):
-        return self.inner.backward(dy, cache)
-
-
 class Lazy(Linear):
     """Makes a layer at the first call."""
 
@@ -239,13 +223,13 @@ def test_parameters_that_forward_makes_are_reported():
 
 
 def test_parameters_that_no_layer_holds_are_reported():
-    inner = Scale()
+    inner, layer = Scale(), Tanh(None)
     inner.itself, inner.numpy, inner.more = inner, np, {"b": [{inner.W}, Parameter(normal(2))]}
-    report = gradcheck(Wrapping(inner, unused=[len, inner]), (normal(3, 4),))
+    layer.inner, layer.unused, layer.tied = inner, [len, inner], (layer, Linear(2, 2, rng=0))
+    report = gradcheck(layer, (normal(3, 4),))
     said = "is held by an object that is no Layer, or in a set: it is neither checked nor trained"
-    assert report.problems == [f"the Parameter inner.{name} {said}" for name in ("W", "more.b.1")]
-    inner = Linear(4, 4, rng=0)
-    assert gradcheck(Wrapping(inner, tied={"a": (inner.W, inner)}, names={"a"}), (normal(3, 4),)).ok
+    assert [problem for problem in report.problems if "held" in problem] == [
+        f"the Parameter inner.{name} {said}" for name in ("W", "more.b.1")]
 
 
 def test_a_recurrent_layer_returns_a_pair():
@@ -256,9 +240,12 @@ def test_a_recurrent_layer_returns_a_pair():
     assert report.problems == ["backward of a recurrent layer must return the pair (dx, dstate0), for state=None too"]
 
 
+NOTHING = "nothing to compare: no floating-point input and no parameter"
+
+
 @pytest.mark.parametrize(("forward", "backward", "x", "problem"), [
-    (np.square, lambda dy, x: None, np.arange(4), "nothing to compare: no floating-point input and no parameter"),
-    (np.square, lambda dy, x: 2 * x * dy, np.zeros((0, 3)), "nothing to compare: no floating-point input and no parameter"),
+    (np.square, lambda dy, x: None, np.arange(4), NOTHING),
+    (np.square, lambda dy, x: 2 * x * dy, np.zeros((0, 3)), NOTHING),
     (lambda x: (x > 0).astype(int), lambda dy, x: 0 * x, normal(3), "forward returns no floating-point output"),
     (np.square, lambda dy, x: 1.0, normal(3), "the gradient of x is a float; expected an array"),
     (np.log, lambda dy, x: dy / x, normal(3),
@@ -271,18 +258,16 @@ def test_what_cannot_be_compared_is_a_problem(forward, backward, x, problem):
     assert str(report).splitlines()[1:] == [f"problem: {problem}"]           # no head without a table
 
 
-def test_scalars_vectors_and_fortran_order():
+def test_scalars_and_fortran_order():
     class Scaled(Layer):
         def __init__(self):
             self.alpha, self.W = Parameter(np.array(1.5)), Parameter(np.asfortranarray(normal(4, 4)))
 
         def forward(self, x):
-            return self.alpha.value * (x @ self.W.value), (x,)
+            return self.alpha.value * (x @ self.W.value), x
 
-        def backward(self, dy, cache):
-            x, = cache
-            self.alpha.grad += (dy * (x @ self.W.value)).sum()
-            self.W.grad += self.alpha.value * np.outer(x, dy)
+        def backward(self, dy, x):
+            self.add_gradients(alpha=(dy * (x @ self.W.value)).sum(), W=self.alpha.value * np.outer(x, dy))
             return self.alpha.value * (self.W.value @ dy)
     report = gradcheck(Scaled(), (normal(4),))
     assert report.ok, report
@@ -413,10 +398,10 @@ NO_KINKS = {
     "a square root at 0": (elementwise(lambda x: np.sqrt(np.abs(x)), lambda x: 0 * x + 1), 0.0),
     **{f"|x| smoothed at {width:g}": (elementwise(
         lambda x, w=width: np.sqrt(x * x + w * w), lambda x, w=width: x / np.sqrt(x * x + w * w) + 0.5), 0.0)
-       for width in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)},
+       for width in (1e-4, 1e-5, 1e-6, 1e-8, 1e-10)},
     **{f"softplus of width {width:g}": (elementwise(
         lambda x, w=width: w * np.logaddexp(0, x / w), lambda x, w=width: 0 * x + 0.4), 0.0)
-       for width in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)},
+       for width in (1e-4, 1e-5, 1e-6, 1e-8, 1e-10)},
 }
 
 
@@ -587,8 +572,7 @@ def test_the_report_is_a_table():
     report = gradcheck(Doubling(4, 3, rng=0), (normal(3, 4),))
     head, columns, *lines = str(report).splitlines()
     assert head == "gradcheck of Doubling (full mode): WRONG"
-    for word in ("tensor", "shape", "worst index", "analytic", "numeric", "rel. error"):
-        assert word in columns
+    assert columns.split() == ["tensor", "shape", "worst", "index", "analytic", "numeric", "rel.", "error", "wrong"]
     assert [line.split()[0] for line in lines] == ["x", "W", "b"]
     row = report.rows[0]
     for word in ("(3, 4)", str(row.index), f"{row.analytic:.9e}", f"{row.numeric:.9e}", "5.0e-01", "12/12", "wrong"):
@@ -599,12 +583,11 @@ def test_the_report_is_a_table():
 
 
 def test_plot(tmp_path):
-    path, square = tmp_path / "plot.png", elementwise(np.square, lambda x: 2 * x)
-    for layer, x in ((Doubling(4, 3, rng=0), normal(3, 4)), (functional.relu, AT_ZERO), (square, normal(3, 1))):
-        gradcheck(layer, (x,)).plot(path)
-        assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    path = tmp_path / "plot.png"
+    gradcheck(functional.relu, (AT_ZERO,)).plot(path)
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     with pytest.raises(ValueError, match="expected mode='full'"):
-        gradcheck(layer, (x,), mode="direction").plot(tmp_path / "none.png")
+        gradcheck(functional.relu, (AT_ZERO,), mode="direction").plot(tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
 
 
@@ -644,49 +627,6 @@ def test_command_line_on_a_file(tmp_path, capsys):
     wrong, = (line for line in out.splitlines()[2:] if line.endswith("wrong"))
     assert wrong.startswith("x ")
     assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-def test_command_line_ids(tmp_path, capsys):
-    path = tmp_path / "table.py"
-    path.write_text("""
-import numpy as np
-from minigrad import Layer, Parameter
-
-class Table(Layer):
-    def __init__(self, rng=0):
-        self.W = Parameter(np.random.default_rng(rng).standard_normal((3, 4)))
-
-    def forward(self, ids):
-        return self.W.value[ids], (ids,)
-
-    def backward(self, dy, cache):
-        ids, = cache
-        np.add.at(self.W.grad, ids, dy)
-
-class Once(Table):
-    def backward(self, dy, cache):
-        ids, = cache
-        self.W.grad[ids] += dy
-
-class Broken(Table):
-    def backward(self, dy, cache):
-        return self.nothing
-""", encoding="utf-8")
-    assert main([f"{path}:Table", "--shape", "2,5", "--ids", "3"]) == 0
-    assert main([f"{path}:Once", "--shape", "2,5", "--ids", "3"]) == 1
-    out, err = capsys.readouterr()
-    assert "W " in out.splitlines()[-1]
-    assert not err
-    broken = [f"{path}:Broken", "--shape", "2,5", "--ids", "3"]
-    line = ("error: AttributeError: 'Broken' object has no attribute 'nothing' "
-            "(table.py, line 23)\n")
-    assert main(broken) == 2
-    assert capsys.readouterr() == ("", line)
-    assert main([*broken, "--traceback"]) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith("Traceback")
-    assert "return self.nothing" in err
-    assert err.endswith(line)
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
@@ -730,45 +670,39 @@ class Drawn(Layer):
         self.W = Parameter(rng.standard_normal(4))
 
     def forward(self, x, mask=None, rng=None):
-        self.check(x)
-        return scale * x * self.W.value, (x,)
+        return scale * x * self.W.value, x
 
-    def check(self, x):
-        pass
-
-    def backward(self, dy, cache):
-        x, = cache
+    def backward(self, dy, x):
         self.W.grad += scale * (dy * x).sum(axis=0)
         return scale * dy * self.W.value
 
 class Deep(Drawn):
-    def check(self, x):
-        np.zeros(3) + np.zeros(4)
-
-class Unmade(Drawn):
-    def __init__(self, rng):
-        raise RuntimeError("two\\nlines")
+    def backward(self, dy, x):
+        return np.zeros(3) + np.zeros(4)
 
 class Stopped(Drawn):
-    def check(self, x):
+    def forward(self, x, mask=None, rng=None):
         raise KeyboardInterrupt
+
+class Table(Drawn):
+    def forward(self, ids):
+        return self.W.value[ids], ids
+
+    def backward(self, dy, ids):
+        np.add.at(self.W.grad, ids, dy)
 
 class Log(Layer):
     def forward(self, x, mask=None, rng=None):
-        return np.log(x), (x,)
+        return np.log(x), x
 
-    def backward(self, dy, cache):
-        return dy / cache[0]
+    def backward(self, dy, x):
+        return dy / x
 
 class Mean(Layer):
     def forward(self, x, mask=None, rng=None):
         n = mask.sum(axis=1)[:, None]
         assert n[0] and not n[-1]
         return (x * mask[..., None]).sum(axis=1) / n, (mask, n)
-
-    def backward(self, dy, cache):
-        mask, n = cache
-        return dy[:, None] * mask[..., None] / n[..., None]
 """
 
 
@@ -782,19 +716,23 @@ def layers(tmp_path, monkeypatch):
     return f"{tmp_path / 'layers.py'}:"
 
 
-def test_command_line_hands_out_a_generator_and_imports_from_its_folder(layers, capsys):
-    assert main([f"{layers}Drawn", "--shape", "3,4"]) == 0
+@pytest.mark.parametrize("arguments", [["Drawn", "--shape", "3,4"], ["Table", "--shape", "2,5", "--ids", "3"]])
+def test_command_line_hands_out_a_generator_and_ids(layers, capsys, arguments):
+    assert main([f"{layers}{arguments[0]}", *arguments[1:]]) == 0
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "status", "line"), [
-    ("Deep", 2, "ValueError: operands could not be broadcast together with shapes (3,) (4,) (layers.py, line 24)"),
-    ("Unmade", 2, "RuntimeError: two lines (layers.py, line 28)"),
-    ("Stopped", 130, "interrupted"),
-])
-def test_the_authors_errors_are_one_line_with_the_place(layers, capsys, name, status, line):
-    assert main([f"{layers}{name}", "--shape", "3,4"]) == status
-    assert capsys.readouterr() == ("", f"error: {line}\n")
+def test_the_authors_errors_are_one_line_with_the_place(layers, capsys):
+    line = "error: ValueError: operands could not be broadcast together with shapes (3,) (4,) (layers.py, line 19)\n"
+    assert main([f"{layers}Deep", "--shape", "3,4"]) == 2
+    assert capsys.readouterr() == ("", line)
+    assert main([f"{layers}Deep", "--shape", "3,4", "--traceback"]) == 2
+    _, err = capsys.readouterr()
+    assert err.startswith("Traceback")
+    assert "return np.zeros(3)" in err
+    assert err.endswith(line)
+    assert main([f"{layers}Stopped", "--shape", "3,4"]) == 130
+    assert capsys.readouterr() == ("", "error: interrupted\n")
 
 
 def test_command_line_tolerances_and_positive_inputs(layers, capsys):
@@ -807,31 +745,27 @@ def test_command_line_tolerances_and_positive_inputs(layers, capsys):
 
 
 def test_command_line_mask_leaves_a_sample_without_a_real_step(layers, capsys):
-    for seed in "0123":
+    for seed in "01":
         assert main([f"{layers}Mean", "--shape", "2,3,4", "--mask", "--seed", seed]) == 1
         assert "forward's output is not finite" in capsys.readouterr().out
 
 
 # ---- both forms ------------------------------------------------------------------------------------------
 
-X_RRA = np.random.default_rng(0).standard_normal((3, 7, 4))
 COMMAND = ["minigrad.layers:RRALSTM", "--shape", "3,7,4", "--set", "d=4", "--set", "h=5", "--set", "K=3"]
-
-
-def wrong_by_a_percent(function):
-    return lambda *arguments: tuple(1.01 * gradient for gradient in function(*arguments))
 
 
 def test_the_plain_form_is_checked_too(monkeypatch, capsys):
     """Equations that are not what runs by default: their fault is found, and said to be theirs."""
-    monkeypatch.setattr(rra, "rra_attention_backward", wrong_by_a_percent(rra.rra_attention_backward))
+    original = rra.rra_attention_backward
+    monkeypatch.setattr(rra, "rra_attention_backward", lambda *arguments: [1.01 * d for d in original(*arguments)])
     layer = RRALSTM(4, 5, 3, rng=0)
-    report = gradcheck(layer, (X_RRA,))
+    report = gradcheck(layer, (X,), mode="direction")
     assert not report.ok
     assert not report.plain.ok
     assert all(row.status == "ok" for row in report.rows)
     assert layer.fast
-    assert [row.name for row in report.plain.rows if row.index == (2,)] == ["w"]
+    assert isinstance(next(row for row in report.plain.rows if row.name == "w").index, tuple)
     assert main(COMMAND) == 1
     printed = capsys.readouterr().out
     assert "the fast form: every gradient agrees" in printed
@@ -842,14 +776,21 @@ def test_a_wrong_fast_form_is_said_to_be_the_fast_one(monkeypatch, capsys):
     original = fast_lstm._add_window_to_past
     monkeypatch.setattr(fast_lstm, "_add_window_to_past", lambda dhs, ds, weights, offset: original(
         dhs, ds, 1.01 * weights, offset))
-    assert main([*COMMAND, "--state"]) == 1
+    assert main([*COMMAND, "--state", "--mode", "direction"]) == 1
     printed = capsys.readouterr().out
     assert "the fast form: WRONG" in printed
     assert "the equations with fast=False: every gradient agrees" in printed
 
 
-def test_the_layers_inside_are_checked_in_both_forms():
+def test_the_layers_inside_are_checked_in_both_forms(monkeypatch):
     layer = Stack(LSTM(4, 3, rng=0), RRALSTM(3, 2, 2, rng=0, fast=False))
-    assert gradcheck(layer, (X_RRA,)).plain.ok
+    assert gradcheck(layer, (X,), mode="direction").plain.ok
     assert [inner.fast for inner in layer.layers] == [True, False]
-    assert gradcheck(Stack(GRU(4, 3, rng=0)), (X_RRA,)).plain is None
+    assert gradcheck(Stack(GRU(4, 3, rng=0)), (X,), mode="direction").plain is None
+
+    def fails(*arguments):
+        raise RuntimeError("in the equations")
+    monkeypatch.setattr(LSTM, "cell_backward", fails)
+    with pytest.raises(RuntimeError, match="in the equations"):
+        gradcheck(layer, (X,), mode="direction")
+    assert [inner.fast for inner in layer.layers] == [True, False]

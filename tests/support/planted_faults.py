@@ -211,9 +211,9 @@ def arguments(reference, seed=1):
     if reference is Dropout:
         return (rng.standard_normal((N, N)),), {"rng": 3}
     if reference in (Attention, Recurrence):
-        mask = np.array([[1, 1, 1, 1], [1, 0, 1, 1], [1, 1, 1, 0]], bool)
-        state = {"state": (rng.standard_normal((3, N)), rng.standard_normal((3, N)))} if reference is Recurrence else {}
-        return (rng.standard_normal((3, 4, N)),), {"mask": mask, **state}
+        mask = np.array([[1, 0, 1, 1], [1, 1, 1, 0]], bool)
+        state = {"state": (rng.standard_normal((2, N)), rng.standard_normal((2, N)))} if reference is Recurrence else {}
+        return (rng.standard_normal((2, 4, N)),), {"mask": mask, **state}
     return (rng.standard_normal((N, N)),), {}
 
 

@@ -340,24 +340,6 @@ def linear(capsys, *argv):
     return status, *capsys.readouterr()
 
 
-@pytest.mark.parametrize("name", imdb_linear.MODELS)
-def test_a_linear_classifier_learns_the_two_words(tmp_path, capsys, data, name):
-    out = tmp_path / "run"
-    status, shown, err = linear(capsys, name, *LINEAR, "--data", data, "--out", out, "--epochs", 60, "--lr", .1)
-    assert status == 0, err
-    assert re.search(rf"{name}: test error [\d.]+% after 60 epochs, training error 0.00%; ", shown)
-    assert {path.name for path in out.iterdir()} == {"config.json", "log.csv", "result.json"}
-    kept, (_, rows) = result(out), read_log(out / "log.csv")
-    assert (kept["model"], kept["steps"], kept["epochs"], kept["train_error"]) == (name, 60, 60, 0)
-    assert kept["test_error"] == rows[-1]["test_error"] <= 0.25
-    assert kept["data"] == {"train": 24, "test": 24, "part": 24, "features": 32 if name == "bow" else 23}
-    for more in (["--epochs", 1], []):
-        status, shown, err = linear(capsys, name, *LINEAR, "--data", data, "--out", tmp_path / f"{len(more)}", *more)
-        assert status == 0, err
-    assert "(as many as were best for a tenth of the training reviews)" in shown
-    assert 1 <= result(tmp_path / "0")["epochs"] <= imdb_linear.EPOCHS
-
-
 @pytest.mark.parametrize(("argv", "sentence"), [
     (["--train-size", "1"], "--train-size is 1; expected at least 2"),
     (["--train-size", "30"], "--train-size is 30; expected at most 24"),
@@ -444,22 +426,6 @@ def test_the_linear_classifiers_gradient_by_hand(sparse, monkeypatch):
         np.testing.assert_allclose(dW, expected_dW, rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(db, expected_db, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(W, seen[-1][0][0] - 0.5 * seen[-1][0][1])
-
-
-def test_the_number_of_epochs_is_the_best_for_what_is_held_out(monkeypatch):
-    rows, labels = np.eye(20), np.arange(20) % 2
-    given = []
-
-    def made(of_them, their_labels, seed, *, lr, epochs, each):
-        given.append((of_them, their_labels, epochs, lr))
-        right = 20.0 * np.stack([1 - labels, labels], axis=1)                # (20, 2): all of them classified rightly
-        for epoch in range(1, epochs + 1):
-            each(epoch, right if epoch in (4, 7) else -right, np.zeros(2))
-    monkeypatch.setattr(imdb_linear, "train_linear", made)
-    assert imdb_linear.best_epochs(rows, labels, 0, lr=0.1) == 4
-    (of_them, their_labels, epochs, lr), = given
-    assert (of_them.shape, epochs, lr) == ((18, 20), imdb_linear.EPOCHS, 0.1)
-    np.testing.assert_array_equal(of_them @ labels, their_labels)
 
 
 # ---- kept results ----------------------------------------------------------------------------------------
