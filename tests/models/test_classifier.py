@@ -155,7 +155,8 @@ def test_a_sample_with_no_real_step_is_told_by_the_bias_alone(pooling):
 
 def test_dropout_of_what_is_read_only_in_training():
     make = lambda p: SequenceClassifier(
-        LSTM(D, H, rng=0, dtype="float64"), H, 3, pooling="mean", dropout=p, rng=1, dtype="float64")
+        LSTM(D, H, rng=0, dtype="float64"), H, 3, pooling="mean", dropout=p,
+                                        rng=1, dtype="float64")
     model, without, x = make(0.5), make(0.0), outputs(2, D)
     assert_identical(model(x), without(x))
     assert_identical(without.forward(x, rng=np.random.default_rng(0))[0], without(x))
