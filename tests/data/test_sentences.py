@@ -272,19 +272,6 @@ def test_replacing_and_adding_take_words_and_no_special_ones(ids, ratio, seed):
         assert len(added) == 2 * len(ids)
 
 
-@pytest.mark.parametrize("noise", ["replace", "add"])
-def test_every_word_of_the_vocabulary_may_come(noise):
-    ids = np.full(600, FIRST)
-    drawn = noisy_of(noise, ids, 1.0)
-    assert set((drawn[1::2] if noise == "add" else drawn).tolist()) == set(range(FIRST, VOCAB))
-
-
-@every_noise
-def test_a_sentence_without_a_word_stays_so(noise):
-    for ratio in (0.0, 0.6, 1.0):
-        assert noisy_of(noise, np.array([], np.int64), ratio).shape == (0,)
-
-
 # ---- batches ---------------------------------------------------------------------------------------------
 
 def sequences_of(n, seed=0, up_to=20):
