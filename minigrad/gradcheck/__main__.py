@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from minigrad.gradcheck import gradcheck
-from minigrad.gradcheck.author import describe
 from minigrad.tree import tree_map
 
 
@@ -39,7 +38,7 @@ def parse(argv):
     parser.add_argument("layer", help="module:Class or path/to/file.py:Class")
     parser.add_argument("--shape", action="append", type=shape, default=[], metavar="3,7,4",
                         help="of an input; once for each positional array of forward")
-    parser.add_argument("--ids", type=count, metavar="V", help="the inputs are integers in 0 ... V-1")
+    parser.add_argument("--ids", type=int, metavar="V", help="the inputs are integers in 0 ... V-1")
     parser.add_argument("--positive", action="store_true", help="inputs from 0.1 to 1.1, for logarithms and roots")
     parser.add_argument("--set", action="append", type=setting, default=[], metavar="NAME=VALUE",
                         help="a constructor's argument")
@@ -51,32 +50,21 @@ def parse(argv):
     parser.add_argument("--mode", choices=["full", "direction"], default="full")
     for name, default in (("eps", 1e-5), ("rtol", 1e-6), ("atol", 1e-8)):
         parser.add_argument(f"--{name}", type=float, default=default, help=f"as in gradcheck; {default:g} by default")
-    parser.add_argument("--seed", type=natural, default=0, help="of inputs, initialisation and the check")
+    parser.add_argument("--seed", type=int, default=0, help="of inputs, initialisation and the check")
     parser.add_argument("--plot", metavar="FILE.png", help="draw where analytic and numeric differ")
     parser.add_argument("--traceback", action="store_true", help="if the layer raises, with the traceback")
     arguments = parser.parse_args(argv)
-    refuse(arguments)
+    for wrong, message in (
+            (not arguments.shape, "--shape is missing; expected one for each positional array of forward, as 3,7,4"),
+            (arguments.plot and arguments.mode == "direction", "--plot draws entry by entry; expected --mode full"),
+            (arguments.plot and not arguments.plot.lower().endswith(".png"),
+             f"--plot {arguments.plot}: it draws PNG; expected a name that ends in .png"),
+            (arguments.ids is not None and arguments.ids < 1, f"--ids is {arguments.ids}; expected 1 or larger"),
+            (arguments.ids and arguments.positive, "--ids are integers; expected them without --positive"),
+            (arguments.seed < 0 or (arguments.rng or 0) < 0, "a seed is negative; expected 0 or larger")):
+        if wrong:
+            raise UsageError(message)
     return arguments
-
-
-def refuse(arguments):
-    """Raise UsageError for flags that do not go together."""
-    if arguments.plot and arguments.mode == "direction":
-        raise UsageError("--plot draws entry by entry; expected --mode full")
-    if arguments.plot and not arguments.plot.lower().endswith(".png"):
-        raise UsageError(f"--plot {arguments.plot}: it draws PNG; expected a name that ends in .png")
-    if arguments.ids and arguments.positive:
-        raise UsageError("--ids are integers; expected them without --positive")
-
-
-def natural(text, lowest=0):
-    if not text.isdecimal() or int(text) < lowest:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number, {lowest} or larger")
-    return int(text)
-
-
-def count(text):
-    return natural(text, 1)
 
 
 def shape(text):
@@ -107,17 +95,23 @@ def find_layer(target):
     if place.endswith(".py") and not Path(place).is_file():
         raise UsageError(f"layer's file {place} is not there")
     try:
-        module = import_file(Path(place).resolve()) if place.endswith(".py") else import_module(place)
+        module = import_module(place)
     except Exception as error:                                       # whatever the author's module does
         raise UsageError(f"layer's module {place} cannot be imported ({type(error).__name__}: {error})") from error
     if not inspect.isclass(getattr(module, name, None)):
-        raise UsageError(f"{place} has no class {name}; it has {', '.join(public(module))}")
+        classes = [name for name, value in vars(module).items() if inspect.isclass(value) and not name.startswith("_")]
+        raise UsageError(f"{place} has no class {name}; it has {', '.join(classes)}")
     return getattr(module, name)
 
 
-def import_file(path):
-    """The module in a file; what lies beside the file can be imported by it."""
-    search(path.parent)
+def import_module(place):
+    """The module of that name or in that file; it can import what is in the current folder or the file's."""
+    path, is_file = Path(place).resolve(), place.endswith(".py")
+    folder = str(path.parent if is_file else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if not is_file:
+        return importlib.import_module(place)
     spec = importlib.util.spec_from_file_location(f"checked_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -125,22 +119,8 @@ def import_file(path):
     return module
 
 
-def import_module(name):
-    search(Path.cwd())
-    return importlib.import_module(name)
-
-
-def search(folder):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-
-def public(module):
-    return [name for name, value in vars(module).items() if inspect.isclass(value) and not name.startswith("_")]
-
-
 def make_layer(target, settings, seed):
-    """The layer itself; a namespace of functions (minigrad.functional:softmax) is used as it is."""
+    """The layer itself; a namespace of functions (minigrad.functional:softmax) is used unchanged."""
     if isinstance(inspect.getattr_static(target, "forward", None), staticmethod):
         if settings:
             raise UsageError(f"{target.__name__} is a namespace of functions and takes no --set")
@@ -158,17 +138,16 @@ def make_layer(target, settings, seed):
 def make_inputs(arguments, layer):
     """(inputs, keywords) as the flags ask for them."""
     random = np.random.default_rng(arguments.seed)
-    if not arguments.shape:
-        raise UsageError("--shape is missing; expected one for each positional array of forward, such as 3,7,4")
+    draw = random.standard_normal
     if arguments.ids:
-        inputs = tuple(random.integers(0, arguments.ids, sizes) for sizes in arguments.shape)
+        draw = lambda sizes: random.integers(0, arguments.ids, sizes)
     elif arguments.positive:
-        inputs = tuple(random.uniform(0.1, 1.1, sizes) for sizes in arguments.shape)
-    else:
-        inputs = tuple(random.standard_normal(sizes) for sizes in arguments.shape)
-    keywords = dict(arguments.keyword)
+        draw = lambda sizes: random.uniform(0.1, 1.1, sizes)
+    inputs, keywords = tuple(draw(sizes) for sizes in arguments.shape), dict(arguments.keyword)
     if arguments.mask:
-        keywords["mask"] = make_mask(random, arguments.shape[0][:2])
+        mask = keywords["mask"] = random.random(arguments.shape[0][:2]) < 0.7
+        if mask.ndim == 2 and len(mask) > 1:                         # one sample has a real step, one has none
+            mask[0, 0], mask[-1] = True, False
     if arguments.rng is not None:
         keywords["rng"] = arguments.rng
     if arguments.state:
@@ -178,14 +157,6 @@ def make_inputs(arguments, layer):
         keywords["state"] = tree_map(
             lambda a: random.standard_normal(a.shape) if a.dtype.kind == "f" else a, state)
     return inputs, keywords
-
-
-def make_mask(random, sizes):
-    """A random mask; in a batch of more than one sample, the first has a real step and the last has none."""
-    mask = random.random(sizes) < 0.7
-    if len(sizes) == 2 and sizes[0] > 1:
-        mask[0, 0], mask[-1] = True, False
-    return mask
 
 
 def check(arguments, target):
@@ -198,6 +169,18 @@ def check(arguments, target):
     if arguments.plot and report.rows:
         report.plot(arguments.plot)
     return report
+
+
+def describe(error, target):
+    """One line for an error; one that came through the checked class's file with the method and the line there."""
+    text = " ".join(str(error).split())
+    full = f"{type(error).__name__}: {text}".rstrip(": ")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
+              if target and frame.filename == inspect.getfile(target)]
+    if not frames:
+        return text if text and isinstance(error, ValueError | TypeError | OSError) else full
+    file, line = Path(frames[-1].filename).name, frames[-1].lineno
+    return f"{target.__name__}.{frames[0].name} raises {full} ({file}, line {line})"
 
 
 def main(argv=None):

@@ -48,6 +48,11 @@ class Report:
     def _agrees(self):
         return not self.problems and all(row.status != "wrong" for row in self.rows)
 
+    def _where(self):
+        """Which entries, the worst of each tensor."""
+        wrong = [f"{row.name}{list(row.index)}" for row in self.rows if isinstance(row.index, tuple) and row.wrong]
+        return f" at {', '.join(wrong)}" if wrong else ""
+
     def __bool__(self):
         return self.ok
 
@@ -59,7 +64,7 @@ class Report:
         widths = [max((len(line[n]) for line in table), default=0) for n in range(len(head))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in table]
         lines += [f"problem: {problem}" for problem in self.problems] + [f"note: {note}" for note in self.notes]
-        verdict = "every gradient agrees" if self._agrees() else "WRONG"
+        verdict = "every gradient agrees" if self._agrees() else "WRONG" + self._where()
         form = "" if self.plain is None else ", the fast form"
         lines = [f"gradcheck of {self.layer} ({self.mode} mode){form}: {verdict}", *lines]
         if self.plain is not None:

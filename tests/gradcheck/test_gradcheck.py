@@ -210,101 +210,54 @@ class Scale:
         return dy * self.W.value
 
 
-class Slotted(Scale):
-    __slots__ = ("W",)
-
-
-class OnlySlots:
-    __slots__ = ("W",)
-    __init__, forward, backward = Scale.__init__, Scale.forward, Scale.backward
-
-
-@both_modes
-@pytest.mark.parametrize("kind", [Slotted, OnlySlots])
-def test_parameters_in_slots_are_checked(kind, mode):
-    assert wrong_rows(gradcheck(kind(), (normal(3, 4),), mode=mode)) == {"W"}
-
-
 class Wrapping(Layer):
-    """A layer around an object that is no Layer."""
+    """A layer around another object; with `place`, it makes that at the first call."""
 
-    def __init__(self, inner, **held):
-        self.inner = inner
-        vars(self).update(held)
+    def __init__(self, inner, lazy=False, **held):
+        vars(self).update(held, inner=None if lazy else inner, make=lambda: inner)
 
     def forward(self, x, mask=None, rng=None):
+        self.inner = self.inner or self.make()
         return self.inner.forward(x)
 
     def backward(self, dy, cache):
         return self.inner.backward(dy, cache)
 
 
-class Lazy(Wrapping):
-    """Makes its Parameter at the first call."""
-
-    def __init__(self, place):
-        self.place, self.W, self.parts = place, None, []
-
-    def forward(self, x, mask=None, rng=None):
-        if self.W is None and not self.parts:
-            vars(self).update({"W": Parameter(normal(4))} if self.place == "W" else {"parts": [Linear(4, 4, rng=0)]})
-        return (x * self.W.value, (x,)) if self.place == "W" else self.parts[0].forward(x)
-
-    def backward(self, dy, cache):
-        return dy * self.W.value if self.place == "W" else self.parts[0].backward(dy, cache)
-
-
-@both_modes
-@pytest.mark.parametrize("place", ["W", "parts.0.W"])
-def test_parameters_that_forward_makes_are_reported(place, mode):
-    report = gradcheck(Lazy(place), (normal(3, 4),), mode=mode)
-    assert any(f"forward edits the layer's attribute {place};" in problem for problem in report.problems)
+def test_parameters_that_forward_makes_are_reported():
+    report = gradcheck(Wrapping(Linear(4, 4, rng=0), lazy=True), (normal(3, 4),))
+    assert any("forward edits the layer's attribute inner.W;" in problem for problem in report.problems)
 
 
 def test_parameters_that_no_layer_holds_are_reported():
     inner = Scale()
-    inner.itself, inner.numpy, inner.more = inner, np, {"b": [{inner.W}, Parameter(normal(2))]}
-    report = gradcheck(Wrapping(inner, unused=[len, inner]), (normal(3, 4),))
-    said = "is held by a Scale, which is no Layer: it is neither checked nor trained"
-    assert report.problems == [f"the Parameter inner.{name} {said}" for name in ("W", "more.b.1")]
+    report = gradcheck(Wrapping(inner, unused=[len, inner, np]), (normal(3, 4),))
+    assert {problem.partition(" is held by a Scale, which is no Layer: it is neither checked nor trained")[0]
+            for problem in report.problems} == {"the Parameter inner.W", "the Parameter unused.1.W"}
     inner = Linear(4, 4, rng=0)
     assert gradcheck(Wrapping(inner, tied={"a": (inner.W, inner)}, names={"a"}), (normal(3, 4),)).ok
 
 
-def test_a_Layer_takes_dy_first():
-    class Swapped(Tanh):
-        def backward(self, cache, dy):
-            return super().backward(dy, cache)
-    report = gradcheck(Swapped(np.random.default_rng(0)), (normal(3, 4),))
-    assert report.problems == ["backward takes (cache, dy); a Layer's backward takes (dy, cache)"]
+class Alone(Recurrence):
+    def backward(self, upstream, cache):
+        return super().backward(upstream, cache)[0]
 
 
-def test_a_recurrent_layer_returns_a_pair():
-    class Alone(Recurrence):
-        def backward(self, upstream, cache):
-            return super().backward(upstream, cache)[0]
-    report = gradcheck(Alone(np.random.default_rng(0)), (normal(2, 3, 4),))
-    assert report.problems == ["backward of a recurrent layer must return the pair (dx, dstate0), for state=None too"]
-
-
-@pytest.mark.parametrize(("inputs", "words"), [
-    ((np.arange(4),), "nothing to compare: no floating-point input and no parameter"),
-    ((np.zeros((0, 3)),), "nothing to compare"),
+@pytest.mark.parametrize(("layer", "x", "problem"), [
+    (Alone(np.random.default_rng(0)), normal(2, 3, 4),
+     "backward of a recurrent layer must return the pair (dx, dstate0), for state=None too"),
+    (functional.tanh, np.arange(4), "nothing to compare: no floating-point input and no parameter"),
+    (functional.tanh, np.zeros((0, 3)), "nothing to compare: no floating-point input and no parameter"),
+    (elementwise(lambda x: (x > 0).astype(int), lambda x: 0 * x), normal(3), "forward returns no floating-point output"),
+    (function(np.square, lambda dy, x: 1.0), normal(3), "the gradient of x is a float; expected an array"),
+    (elementwise(np.log, lambda x: 1 / x), -np.ones(3),
+     "forward's output is not finite at these inputs: nothing to compare there"),
 ])
-def test_nothing_to_compare_is_no_success(inputs, words):
-    report = gradcheck(elementwise(np.square, lambda x: 2 * x), inputs)
+def test_what_cannot_be_compared_is_no_success(layer, x, problem):
+    report = gradcheck(layer, (x,))
     assert not report.ok
-    assert words in report.problems[0]
-
-
-def test_no_floating_point_output():
-    report = gradcheck(elementwise(lambda x: (x > 0).astype(int), lambda x: 0 * x), (normal(3),))
-    assert report.problems == ["forward returns no floating-point output"]
-
-
-def test_a_gradient_that_is_no_array():
-    report = gradcheck(function(np.square, lambda dy, x: 1.0), (normal(3),))
-    assert report.problems == ["the gradient of x is a float; expected an array"]
+    assert report.problems == [problem]
+    assert f"problem: {problem}" in str(report)
 
 
 def test_scalars_vectors_and_fortran_order():
@@ -369,11 +322,8 @@ W_KINK = normal(3, 5, seed=4)
 KINKS = {
     "relu at 0": (functional.relu, AT_ZERO, 3),
     "relu within eps": (functional.relu, np.where(AT_ZERO == 0, 3e-6, AT_ZERO), 3),
-    "relu within eps, left": (functional.relu, np.where(AT_ZERO == 0, -4e-7, AT_ZERO), 3),
     "relu, another subgradient": (relu_wrong(at_kink=0.3), AT_ZERO, 3),
-    "abs at 0": (absolute(0), AT_ZERO, None),                    # 0 is the central difference itself: no kink seen
     "abs at 0, another subgradient": (absolute(-0.9), AT_ZERO, 3),
-    "abs within eps": (absolute(0), np.where(AT_ZERO == 0, 3e-6, AT_ZERO), 3),
     "a tie of three maxima": (first_maximum(), np.where(AT_ZERO < 2, AT_ZERO[:, :1], 0), 9),
     "relu at 0, and a curve": (
         elementwise(lambda x: np.maximum(x, 0) - 50 * x * x, lambda x: (x > 0) - 100 * x), AT_ZERO, 3),
@@ -430,7 +380,7 @@ def test_all_entries_at_a_kink_are_still_checked_beside_it():
     report = gradcheck(half, (np.zeros((3, 4)),))
     assert report.rows[0].kinks == 12
     assert not report.ok
-    assert "beside the kinks" in report.problems[0]
+    assert "next to the kinks" in report.problems[0]
 
 
 def rounds(kind, value):
@@ -449,10 +399,10 @@ NO_KINKS = {
     "a square root at 0": (elementwise(lambda x: np.sqrt(np.abs(x)), lambda x: 0 * x + 1), 0.0),
     **{f"|x| smoothed at {width:g}": (elementwise(
         lambda x, w=width: np.sqrt(x * x + w * w), lambda x, w=width: x / np.sqrt(x * x + w * w) + 0.5), 0.0)
-       for width in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)},
+       for width in (1e-4, 1e-6, 1e-8, 1e-10)},
     **{f"softplus of width {width:g}": (elementwise(
         lambda x, w=width: w * np.logaddexp(0, x / w), lambda x, w=width: 0 * x + 0.4), 0.0)
-       for width in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)},
+       for width in (1e-4, 1e-6, 1e-8, 1e-10)},
 }
 
 
@@ -465,8 +415,8 @@ def test_steps_rounding_and_sharp_curves_are_not_excused_as_kinks(name, mode):
 
 
 @both_modes
-@pytest.mark.parametrize("k", [1.0, 1e2, 1e3, 1e4, 1e5])
-@pytest.mark.parametrize("error", [0.0, 3e-6, 1e-5, 1e-4, 1e-3])
+@pytest.mark.parametrize("k", [1.0, 1e3, 1e5])
+@pytest.mark.parametrize("error", [0.0, 3e-6, 1e-4])
 def test_strong_curvature_hides_no_error_and_is_no_kink(k, error, mode):
     layer = elementwise(lambda x: np.tanh(k * x), lambda x: (1 + error) * k * (1 - np.tanh(k * x)**2))
     report = gradcheck(layer, (normal(12) / k,), mode=mode)
@@ -475,7 +425,7 @@ def test_strong_curvature_hides_no_error_and_is_no_kink(k, error, mode):
 
 
 @both_modes
-@pytest.mark.parametrize("scale", [1e-3, 1e-6, 1e-9, 1e-12])
+@pytest.mark.parametrize("scale", [1e-6, 1e-12])
 @pytest.mark.parametrize("error", [0.0, 0.05, -1.0])
 def test_small_gradients_are_compared_too(scale, error, mode):
     """An absolute tolerance of 1e-8 alone would pass anything below it."""
@@ -505,7 +455,7 @@ def softmax(wrong=0.0):
 @both_modes
 @pytest.mark.parametrize("scale", [1, 20, 100])
 def test_a_saturated_softmax_is_right(scale, mode):
-    for seed in range(10):
+    for seed in range(3):
         for error in (0.0, 1e-4):
             report = gradcheck(softmax(error), (scale * normal(3, 4, seed=seed),), mode=mode, seed=seed)
             assert report.ok == (error == 0), report
@@ -519,7 +469,7 @@ def squared_relu(wrong=0.0, at_zero=0.0):
 JUMPS = {
     "squared relu": (squared_relu(), True),
     "squared relu, wrong elsewhere": (squared_relu(wrong=1e-4), False),
-    **{f"squared relu, {slope:g} at 0": (squared_relu(at_zero=slope), False) for slope in (1e-3, 3e-5, -3e-5)},
+    "squared relu, 3e-5 at 0": (squared_relu(at_zero=3e-5), False),
     "x|x|": (elementwise(lambda x: x * np.abs(x), lambda x: 2 * np.abs(x)), True),
 }
 
@@ -529,37 +479,19 @@ JUMPS = {
 def test_jumps_of_the_second_derivative(name, mode):
     """The central difference is off by a multiple of eps, which is no error; but a slope that is off is one."""
     layer, right = JUMPS[name]
-    for x in (AT_ZERO, np.zeros((3, 3)) if "elsewhere" not in name else AT_ZERO):
-        for seed in range(5):
-            report = gradcheck(layer, (x,), mode=mode, seed=seed)
-            assert report.ok == right, report
-            assert not report.notes
-
-
-EDGES = {
-    "log": (np.log, lambda x: 1 / x, 1e-8),
-    "square root": (np.sqrt, lambda x: 0.5 / np.sqrt(x), 1e-6),
-    "entropy": (lambda p: -p * np.log(p), lambda p: -np.log(p) - 1, 1e-6),
-}
+    for seed in range(3):
+        report = gradcheck(layer, (AT_ZERO,), mode=mode, seed=seed)
+        assert report.ok == right, report
+        assert not report.notes
 
 
 @both_modes
-@pytest.mark.parametrize("name", EDGES)
-def test_at_the_edge_of_the_domain_eps_becomes_smaller(name, mode):
-    forward, slope, edge = EDGES[name]
-    for x in (np.full((2, 2), edge), np.array([edge, 0.3, 1.2])):
-        for error in (0.0, 1e-4):
-            layer = elementwise(forward, lambda x, error=error: (1 + error) * slope(x))
-            report = gradcheck(layer, (x,), mode=mode)
-            assert report.ok == (error == 0), report
-
-
-@both_modes
-def test_outside_the_domain_that_is_the_problem(mode):
-    report = gradcheck(elementwise(np.log, lambda x: 1 / x), (normal(3),), mode=mode)
-    assert report.problems == ["forward's output is not finite at these inputs: nothing to compare there"]
-    assert not report.rows
-    assert str(report).splitlines()[1:] == [f"problem: {report.problems[0]}"]           # no head without a table
+def test_where_eps_leaves_the_domain_a_smaller_one_is_advised(mode):
+    for error in (0.0, 1e-4):
+        layer = elementwise(np.sqrt, lambda x, error=error: 0.5 * (1 + error) / np.sqrt(x))
+        report = gradcheck(layer, (np.array([1e-6, 0.3, 1.2]),), mode=mode)
+        assert "x: forward's output is not finite within eps of these inputs; try a smaller eps" in report.notes
+        assert gradcheck(layer, (np.array([1e-6, 0.3, 1.2]),), mode=mode, eps=1e-8, rtol=1e-5).ok == (error == 0)
 
 
 @both_modes
@@ -658,7 +590,7 @@ def test_arguments_that_do_not_fit(arguments, words):
 def test_the_report_is_a_table():
     report = gradcheck(Doubling(4, 3, rng=0), (normal(3, 4),))
     head, columns, *lines = str(report).splitlines()
-    assert head == "gradcheck of Doubling (full mode): WRONG"
+    assert head == f"gradcheck of Doubling (full mode): WRONG at x{list(report.rows[0].index)}"
     for word in ("tensor", "shape", "worst index", "analytic", "numeric", "rel. error"):
         assert word in columns
     assert [line.split()[0] for line in lines] == ["x", "W", "b"]
@@ -770,7 +702,7 @@ class Broken(Table):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     ([], "the following arguments are required: layer"),
-    (["minigrad.layers"], "expected module:Class or path/to/file.py:Class"),
+    (["minigrad.layers", "--shape", "3"], "expected module:Class or path/to/file.py:Class"),
     (["minigrad.nowhere:Layer", "--shape", "3"], "minigrad.nowhere cannot be imported"),
     (["nowhere.py:Layer", "--shape", "3"], "nowhere.py is not there"),
     (["minigrad.layers:Nothing", "--shape", "3"], "minigrad.layers has no class Nothing; it has "),
@@ -786,8 +718,7 @@ class Broken(Table):
     (["minigrad.functional:tanh", "--shape", "3", "--mode", "direction", "--plot", "x.png"], "expected --mode full"),
     (["minigrad.functional:tanh", "--shape", "3", "--mode", "quick"], "invalid choice: 'quick'"),
     (["minigrad.functional:tanh", "--shape", "3", "--plot", "x.jpg"], "x.jpg: it draws PNG; expected a name that"),
-    (["minigrad.functional:tanh", "--shape", "3", "--ids", "-1"], "--ids: '-1'; expected a whole number, 1 or larger"),
-    (["minigrad.functional:tanh", "--shape", "3", "--ids", "0"], "expected a whole number, 1 or larger"),
+    (["minigrad.functional:tanh", "--shape", "3", "--ids", "0"], "--ids is 0; expected 1 or larger"),
     (["minigrad.functional:tanh", "--shape", "3", "--ids", "2", "--positive"], "expected them without --positive"),
     (["minigrad.functional:tanh", "--shape", "3", "--eps", "-1"], "eps is -1.0"),
     (["minigrad.layers:LSTM", "--set", "d=0", "--set", "h=3", "--shape", "2,3,4"],

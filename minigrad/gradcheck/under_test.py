@@ -6,7 +6,7 @@ import inspect
 import numpy as np
 
 from minigrad.backend import array_module, asnumpy
-from minigrad.gradcheck.held import parameters_of
+from minigrad.layer import Layer
 from minigrad.tree import tree_leaves, tree_map
 
 CONSTANTS = ("mask", "memory_mask", "rng", "target", "targets")     # arguments that have no gradient
@@ -38,7 +38,15 @@ def host(array):
     return np.asarray(array) if isinstance(array, np.generic) else asnumpy(array)
 
 
-class Probe:
+def find_parameters(layer):
+    """{dotted name: Parameter} of a Layer, or of any other object that holds Parameters in its attributes."""
+    if not isinstance(layer, Layer):
+        held, layer = getattr(layer, "__dict__", {}), Layer()
+        vars(layer).update(held)
+    return dict(layer.named_parameters())
+
+
+class LayerUnderTest:
     """Holds float64 copies of a layer's inputs and, while it is entered (`with`), of its parameters.
 
     tensors     {name: array} of everything that has a gradient: inputs by argument name, parameters by dotted name
@@ -50,7 +58,6 @@ class Probe:
     def __init__(self, layer, inputs, keywords, seed):
         self.layer, self.random = layer, np.random.default_rng(seed)
         self.signature = inspect.signature(layer.forward)
-        self.cache_first = next(iter(inspect.signature(layer.backward).parameters), None) == "cache"      # a loss
         bound = self.signature.bind(*inputs, **keywords)
         bound.apply_defaults()
         self.rng = bound.arguments.get("rng")
@@ -58,7 +65,7 @@ class Probe:
                           for name, value in bound.arguments.items()}
         self.inputs = {name: leaf for argument in self.slots(required=True)
                        for name, leaf in tree_leaves(self.arguments[argument], argument) if is_float_array(leaf)}
-        self.parameters = dict(parameters_of(layer))
+        self.parameters = find_parameters(layer)
         self.dout = None
 
     def __enter__(self):
@@ -94,15 +101,14 @@ class Probe:
 
     def forward(self, other=False):
         """(output tree, cache), every call with an equally seeded generator; `other`: with other inputs and seed."""
-        arguments = {name: tree_map(_another, value) for name, value in self.arguments.items() if name != "rng"} \
-            if other else dict(self.arguments)
+        arguments = {name: tree_map(_another, value) if other and name != "rng" else value
+                     for name, value in self.arguments.items()}
         if self.rng is not None:
             fresh = isinstance(self.rng, int | np.integer)
             arguments["rng"] = np.random.default_rng(self.rng) if fresh else copy.deepcopy(self.rng)
             if other:
                 arguments["rng"].random()
-        bound = self.signature.bind_partial()
-        bound.arguments.update((name, arguments[name]) for name in self.arguments if name in arguments)
+        bound = inspect.BoundArguments(self.signature, arguments)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):      # what is not finite is reported
             answer = self.layer.forward(*bound.args, **bound.kwargs)
         if not isinstance(answer, tuple | list) or len(answer) != 2:
@@ -120,25 +126,19 @@ class Probe:
         leaves = [asnumpy(leaf).ravel() for _, leaf in tree_leaves(self.dout)]
         if not sum(leaf.size for leaf in leaves):
             raise ContractError("forward returns no floating-point output")
-        self.flat_dout = np.concatenate(leaves)
-        with np.errstate(invalid="ignore", over="ignore"):
-            self.size = float(np.linalg.norm(self.flat_dout * self.outputs()))
-        self.floor = ROUNDINGS * min(self.size, float(np.linalg.norm(self.flat_dout)))
-        if not np.isfinite(self.outputs()).all():
+        self.flat_dout, outputs = np.concatenate(leaves), self.outputs()
+        if not np.isfinite(outputs).all():
             moved = f" (the parameters moved by about {JITTER:g})" if self.parameters else ""
             raise ContractError(f"forward's output is not finite at these inputs{moved}: nothing to compare there")
-
-    def call_backward(self, cache, dout):
-        return self.layer.backward(cache, dout) if self.cache_first else self.layer.backward(dout, cache)
+        with np.errstate(over="ignore"):
+            self.size = float(np.linalg.norm(self.flat_dout * outputs))
+        self.floor = ROUNDINGS * min(self.size, float(np.linalg.norm(self.flat_dout)))
 
     def backward(self, cache, dout=None):
         """{name: gradient} from zeroed gradients. Raises ContractError for a wrong structure or shape."""
-        self.zero_grad()
-        return self.collect(self.call_backward(cache, self.dout if dout is None else dout))
-
-    def zero_grad(self):
         for p in self.parameters.values():
             p.grad[...] = 0
+        return self.collect(self.layer.backward(self.dout if dout is None else dout, cache))
 
     def collect(self, returned):
         """{name: gradient} of what backward returned and of what it added into the parameters (copies)."""
@@ -164,11 +164,8 @@ class Probe:
         if len(grads) != len(names):
             raise ContractError(f"backward returned {len(grads)} gradients; expected one for each of "
                                 f"{', '.join(required) or 'no array input'}")
-        found = {}
-        for argument, gradient in zip(names, grads):
-            if argument in required:
-                found.update(tree_leaves(gradient, argument))
-        return found
+        return dict(pair for argument, gradient in zip(names, grads) if argument in required
+                    for pair in tree_leaves(gradient, argument))
 
 
 def _to_float64(leaf):
