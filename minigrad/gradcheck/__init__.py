@@ -18,7 +18,7 @@ import numpy as np
 from minigrad.backend import array_module, asnumpy
 from minigrad.check import check_choice, check_number
 from minigrad.gradcheck import numeric
-from minigrad.gradcheck.report import Report, Row, relative_error
+from minigrad.gradcheck.report import Report, Row
 from minigrad.gradcheck.rules import check_backward, check_forward
 from minigrad.gradcheck.under_test import NUDGE, ContractError, LayerUnderTest
 from minigrad.layer import Layer
@@ -124,7 +124,6 @@ def _every_entry(report, layer, gradients, tolerances):
             row = _add(report, name, tensor.shape, verdicts, rounded,
                        (_index(tensor, worst), float(analytic[worst]), verdicts[worst].numeric))
             row.errors = np.reshape([np.nan if v.status == "kink" else v.error for v in verdicts], tensor.shape)
-            row.bad = row.errors > 1
 
 
 def _directions(report, layer, gradients, tolerances):
@@ -154,11 +153,9 @@ def _add(report, name, shape, verdicts, rounded, found):
     """Add a Row, and the notes and problems that go with it, to the report; returns the Row."""
     wrong = sum(v.status == "wrong" for v in verdicts)
     kinks = sum(v.status in ("kink", "beside") for v in verdicts)
-    status = "wrong" if wrong else "kink" if kinks else "ok"
-    index, analytic, slope = found
-    row = Row(name, shape, status, wrong, kinks, len(verdicts), index, analytic, slope, relative_error(analytic, slope))
+    row = Row(name, shape, wrong, kinks, len(verdicts), *found)
     report.rows.append(row)
-    if wrong and not np.isfinite(slope):
+    if wrong and not np.isfinite(row.numeric):
         report.notes.append(f"{name}: forward's output is not finite within eps of these inputs; try a smaller eps")
     if rounded and wrong < len(verdicts) / 2:
         report.problems.append(f"the gradient of {name} agrees only to {rounded:.0e} of its size, where double "

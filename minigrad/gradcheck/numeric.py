@@ -32,11 +32,6 @@ class Tolerances(NamedTuple):
         return self.error(analytic, numeric) <= 1
 
 
-class Slope(NamedTuple):
-    value: float
-    noise: float                   # how far the rounding of the outputs can have moved it
-
-
 class Verdict(NamedTuple):
     """status: "ok"; "beside" (ok, measured next to a kink that is nearer than eps); "kink" (at one: the analytic value
     is a subgradient, there is no more to say); "wrong". error: in units of what is tolerated."""
@@ -57,21 +52,29 @@ class Line:
         return self.layer.outputs()
 
     def central(self, scale=1.0):
+        """(slope by the central difference, how far the rounding of the outputs can have moved it)."""
         eps = self.tolerances.eps * scale
         low, high = self.at(-eps), self.at(eps)
         self.move(0)
         with np.errstate(invalid="ignore", over="ignore"):
             moved = high - low                                   # the difference comes first, so that little cancels
             weighted = (self.layer.flat_dout * high)[moved != 0]
-            return Slope(float(self.layer.flat_dout @ moved) / (2 * eps),
-                         ROUNDING * float(np.linalg.norm(weighted)) / (2 * eps))
+            return (float(self.layer.flat_dout @ moved) / (2 * eps),
+                    ROUNDING * float(np.linalg.norm(weighted)) / (2 * eps))
+
+    def slope(self, scale=1.0):
+        return self.central(scale)[0]
+
+    def rounding(self):
+        """What the rounding of all outputs, moved or not, can make of a slope."""
+        return 2 * ROUNDING * self.layer.size / self.tolerances.eps
 
     def judge(self, analytic, first):
         """Verdict on an analytic slope, `first` being the central difference at eps."""
-        error = self.tolerances.error(analytic, first.value)
+        error = self.tolerances.error(analytic, first)
         if error <= 1 or error == math.inf:
-            return Verdict("ok" if error <= 1 else "wrong", first.value, error)
-        return self.closer(analytic, first) or self.at_kink(analytic) or Verdict("wrong", first.value, error)
+            return Verdict("ok" if error <= 1 else "wrong", first, error)
+        return self.closer(analytic, first) or self.at_kink(analytic) or Verdict("wrong", first, error)
 
     def closer(self, analytic, first):
         """A Verdict if the slopes agree once eps is smaller, else None: L is strongly curved, or a kink is near.
@@ -81,17 +84,17 @@ class Line:
         """
         before = first
         for scale in CLOSER:
-            near = self.central(scale)
-            if not near.noise <= self.tolerances.atol + self.tolerances.rtol * abs(analytic):
+            near, noise = self.central(scale)
+            if not noise <= self.tolerances.atol + self.tolerances.rtol * abs(analytic):
                 return None
-            change = near.value - before.value
-            for limit in (near.value + change / 99, near.value + change / 9):    # Richardson: of eps^2, or of eps at a
+            change = near - before
+            for limit in (near + change / 99, near + change / 9):    # Richardson: of eps^2, or of eps at a
                 if self.tolerances.agree(analytic, limit):                       # jump of the second derivative
                     return Verdict("ok", limit, self.tolerances.error(analytic, limit))
-            if self.tolerances.agree(analytic, near.value) and self.tolerances.agree(
-                    analytic, self.central(scale / 2).value):            # twice: what is curved would have moved on
-                return Verdict("beside", near.value, self.tolerances.error(analytic, near.value))
-            if self.tolerances.agree(before.value, near.value):
+            if self.tolerances.agree(analytic, near) and self.tolerances.agree(
+                    analytic, self.slope(scale / 2)):            # twice: what is curved would have moved on
+                return Verdict("beside", near, self.tolerances.error(analytic, near))
+            if self.tolerances.agree(before, near):
                 return None                                              # a straight piece: nothing will change
             before = near
         return None
@@ -132,11 +135,11 @@ class Line:
 
     def single_precision(self, analytic, size):
         """The relative difference, if it is beyond doubt larger than double precision leaves; else 0."""
-        slopes = [(4 * self.central(scale / 2).value - self.central(scale).value) / 3
+        slopes = [(4 * self.slope(scale / 2) - self.slope(scale)) / 3
                   for scale in (0.95, 0.9, 0.85, 0.8, 0.75)]
         difference, spread = abs(sum(slopes) / len(slopes) - analytic), max(slopes) - min(slopes)
-        unmoved = 2 * ROUNDING * self.layer.size / self.tolerances.eps   # outputs that move by less than their rounding
-        return difference / size if difference > max(SINGLE * size, 5 * spread, unmoved, self.layer.floor) else 0.0
+        known = max(SINGLE * size, 5 * spread, self.rounding(), self.layer.floor)
+        return difference / size if difference > known else 0.0
 
 
 def steps(array):
@@ -171,11 +174,10 @@ def compare(lines, analytic):
     atol is for the rounding of the central differences. A tensor whose slopes are all near or below it would pass
     whatever its gradient is, so atol is at most a part of the largest slope (and what rounding needs).
     """
-    slopes = [line.central() for line in lines]
-    largest = max((abs(slope.value) for slope in slopes if math.isfinite(slope.value)), default=0.0)
+    slopes = [line.slope() for line in lines]
+    largest = max((abs(slope) for slope in slopes if math.isfinite(slope)), default=0.0)
     for line in lines:
-        noise = ROUNDING * line.layer.size / line.tolerances.eps
-        atol = min(line.tolerances.atol, TINY * largest + 10 * noise)
+        atol = min(line.tolerances.atol, TINY * largest + 5 * line.rounding())
         line.tolerances = line.tolerances._replace(atol=atol)
     return [line.judge(float(a), slope) for line, a, slope in zip(lines, analytic, slopes)]
 

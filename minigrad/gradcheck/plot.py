@@ -32,10 +32,10 @@ def draw(report, path):
     for panel in panels.ravel()[len(report.rows):]:
         panel.set_visible(False)
     for panel, row in zip(panels.ravel(), report.rows):
-        errors, bad = as_image(row.errors), as_image(row.bad)
+        errors = as_image(row.errors)
         image = panel.imshow(np.clip(errors, LOW, HIGH), norm=LogNorm(LOW, HIGH), cmap=colours(), aspect="auto",
                              interpolation="nearest")
-        down, across = np.nonzero(bad)
+        down, across = np.nonzero(errors > 1)
         if down.size <= 400:
             panel.plot(across, down, "x", color="black", markersize=5)
         panel.set_title(f"{row.name} {row.shape}: {row.wrong} of {row.checked} wrong", fontsize=9)

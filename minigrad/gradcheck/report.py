@@ -7,21 +7,33 @@ from typing import Any
 
 @dataclass
 class Row:
-    """One tensor. `errors` is |analytic - numeric| / (atol + rtol max): above 1 is wrong, NaN is at a kink; None in
-    direction mode."""
+    """One tensor: of `checked` entries or directions so many are wrong, so many are at a kink.
+
+    errors   |analytic - numeric| / (atol + rtol max) of each entry: above 1 is wrong, NaN is at a kink; None in
+             direction mode
+    """
 
     name: str
     shape: tuple
-    status: str                    # ok, kink, wrong
     wrong: int
     kinks: int
     checked: int
     index: Any                     # of the worst entry, or the name of a direction
     analytic: float
     numeric: float
-    relative_error: float
     errors: Any = None
-    bad: Any = None
+
+    @property
+    def status(self):
+        return "wrong" if self.wrong else "kink" if self.kinks else "ok"
+
+    @property
+    def relative_error(self):
+        """|a - n| / max(|a|, |n|); 0 when both are 0, infinite when one is not finite."""
+        difference, size = abs(self.analytic - self.numeric), max(abs(self.analytic), abs(self.numeric))
+        if not math.isfinite(difference):
+            return math.inf
+        return difference / size if size else 0.0
 
 
 @dataclass(repr=False)
@@ -82,11 +94,3 @@ class Report:
         if not self.rows or any(row.errors is None for row in self.rows):
             raise ValueError("Report.plot: nothing was compared entry by entry; expected mode='full'")
         draw(self, path)
-
-
-def relative_error(analytic, numeric):
-    """|a - n| / max(|a|, |n|); 0 when both are 0, infinite when one is not finite."""
-    difference, size = abs(analytic - numeric), max(abs(analytic), abs(numeric))
-    if not math.isfinite(difference):
-        return math.inf
-    return difference / size if size else 0.0

@@ -138,28 +138,20 @@ def test_there_are_enough_faults():
     assert {fault.reference for fault in FAULTS} == set(REFERENCES)
 
 
-class Wide(Layer):
-    """A linear layer of any size with one entry of its gradient off."""
-
-    def __init__(self, d_in, d_out, index, amount, rng):
-        self.W, self.index, self.amount = Parameter(rng.standard_normal((d_in, d_out)) / d_in**0.5), index, amount
-
-    def forward(self, x, mask=None, rng=None):
-        return x @ self.W.value, (x,)
+class OneOff(Linear):
+    """With one entry of its gradient off by a thousandth."""
 
     def backward(self, dy, cache):
-        x, = cache
-        dW = x.T @ dy
-        dW[self.index] *= 1 + self.amount
-        self.W.grad += dW
-        return dy @ self.W.value.T
+        dx = super().backward(dy, cache)
+        self.W.grad[self.index] *= 1.001
+        return dx
 
 
 @pytest.mark.parametrize("index", [(0, 0), (17, 5), (59, 29)])
 def test_direction_mode_finds_one_entry_in_a_larger_model(index):
-    rng = np.random.default_rng(0)
-    wide = Wide(60, 30, index, 1e-3, rng)
-    model = Sequential(Linear(20, 60, rng=0), Tanh(rng), wide, Tanh(rng), Linear(30, 5, rng=1))
+    wide, tanh = OneOff(60, 30, rng=2), Tanh(None)
+    wide.index = index
+    model = Sequential(Linear(20, 60, rng=0), tanh, wide, tanh, Linear(30, 5, rng=1))
     report = gradcheck(model, (normal(6, 20),), mode="direction")
     assert wrong_rows(report) == {"layers.2.W"}
     row, = (row for row in report.rows if row.name == "layers.2.W")
@@ -179,20 +171,7 @@ def test_a_gradient_next_to_large_outputs_is_not_excused():
         claimed.clear()
         row = gradcheck(layer, (normal(8, 5, seed=seed),), seed=seed).rows[0]
         assert row.kinks == 0
-        assert row.bad[np.abs(claimed[0]) > 0.05].all()
-
-
-def test_a_layer_that_is_no_Layer_has_its_parameters_checked():
-    class Plain:
-        def __init__(self):
-            self.W = Parameter(normal(4, 4))
-
-        def forward(self, x):
-            return x @ self.W.value, (x,)
-
-        def backward(self, dy, cache):
-            return dy @ self.W.value.T
-    assert wrong_rows(gradcheck(Plain(), (normal(3, 4),))) == {"W"}
+        assert (row.errors > 1)[np.abs(claimed[0]) > 0.05].all()
 
 
 class Scale:
@@ -210,8 +189,12 @@ class Scale:
         return dy * self.W.value
 
 
+def test_a_layer_that_is_no_Layer_has_its_parameters_checked():
+    assert wrong_rows(gradcheck(Scale(), (normal(3, 4),))) == {"W"}
+
+
 class Wrapping(Layer):
-    """A layer around another object; with `place`, it makes that at the first call."""
+    """A layer around another object; a `lazy` one makes it at the first call."""
 
     def __init__(self, inner, lazy=False, **held):
         vars(self).update(held, inner=None if lazy else inner, make=lambda: inner)
@@ -528,16 +511,6 @@ def test_layer_and_inputs_are_untouched(kind, mode):
     assert mask.all()
 
 
-def test_a_layer_that_edits_its_input_edits_the_checkers_copy():
-    def forward(x):
-        x *= 2
-        return x.copy()
-    x = normal(3)
-    kept = x.copy()
-    assert not gradcheck(function(forward, lambda dy, x: 2 * dy), (x,)).ok
-    np.testing.assert_array_equal(x, kept)
-
-
 def test_nan_at_a_masked_step_is_no_error():
     x = X.copy()
     x[~MASK] = np.nan
@@ -577,8 +550,8 @@ def test_the_report_is_a_table():
     row = report.rows[0]
     for word in ("(3, 4)", str(row.index), f"{row.analytic:.9e}", f"{row.numeric:.9e}", "5.0e-01", "12/12", "wrong"):
         assert word in lines[0]
-    assert row.errors.shape == row.bad.shape == (3, 4)
-    assert row.bad.all()
+    assert row.errors.shape == (3, 4)
+    assert row.errors.min() > 1
     assert row.errors.max() > 1e5
 
 
