@@ -127,20 +127,19 @@ def describe(settings, data):
 
 def build(settings, data=None):
     """The model; embedding and classifier start the same for all of one width."""
-    seed, dtype = settings["seed"], settings["dtype"]
+    seed = settings["seed"]
     cell, width = build_cell(settings["model"], settings["embedding"], settings["hidden"],
                              rng=np.random.default_rng([seed, 1]), **cell_settings(settings))
     return TextClassifier(settings["vocab"] + len(SPECIAL), settings["embedding"], cell, width, 2,
-                          pooling=settings["pooling"], dropout=settings["dropout"],
-                          rng=np.random.default_rng([seed, 2]), dtype=dtype)
+                          pooling=settings["pooling"], dropout=settings["dropout"], dtype=settings["dtype"],
+                          rng=np.random.default_rng([seed, 2]))
 
 
 def evaluation(settings, data, device):
     longest = settings["max_length"] or None
     by_length = lambda reviews: lambda: (batch[:3] for batch in in_order(reviews, EVALUATED, longest))
-    part = random_part(data.test, settings["eval_size"], 0)
-    return classify.Evaluation(settings, by_length(part), by_length(data.test), batches(settings, data).per_epoch,
-                               METRIC, device)
+    part = by_length(random_part(data.test, settings["eval_size"], 0))
+    return classify.Evaluation(settings, part, by_length(data.test), batches(settings, data).per_epoch, METRIC, device)
 
 
 def trainer(settings, data, model):
@@ -149,8 +148,8 @@ def trainer(settings, data, model):
 
 
 def dictionary(data):
-    digest = hashlib.sha256("\n".join(data.words).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"{len(data.words):,} (sha256 {digest}...)"
+    digest = hashlib.sha256("\n".join(data.words).encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{len(data.words):,} (sha256 {digest[:16]}...)"
 
 
 def out_of_memory(settings, data):
@@ -166,10 +165,10 @@ def title(settings):
 
 
 def result(run):
-    data, made = run.data, run.trainer.batches
+    data = run.data
     return classify.result_of(run, METRIC, {
         "train": len(data.train.labels), "test": len(data.test.labels), "words": dictionary(data),
-        "part": min(run.settings["eval_size"], len(data.test.labels)), "cut": made.cut,
+        "part": min(run.settings["eval_size"], len(data.test.labels)), "cut": run.trainer.batches.cut,
         "mean_length": round(float(np.diff(data.train.offsets).mean()), 1)})
 
 
@@ -245,8 +244,7 @@ TASK = frame.Task(
     result=result, summary=lambda run, result: classify.summary_of(run, result, METRIC),
     figures=classify.draw_attention,
     shown=frame.Shown(columns=classify.columns(METRIC), note="on all test reviews", in_label=("window",)),
-    commands={"predict": frame.Command("Print the sentiment of a text, or of each line of a file.", predict_flags,
-                                       predict)})
+    commands={"predict": frame.Command("Print the sentiment of a text or of a file's lines.", predict_flags, predict)})
 
 if __name__ == "__main__":
     sys.exit(frame.run(TASK))

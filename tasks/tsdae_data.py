@@ -32,14 +32,14 @@ class Corpus(NamedTuple):
 def open_corpus(settings):
     """The text and the benchmark that the settings name. Raises DataError or UsageError where there is none."""
     given = settings["data"]
-    if settings["sts"] not in (None, "none"):
-        settings["sts"] = str(Path(settings["sts"]).absolute())  # so that --resume finds it from any folder
     if given is not None and not Path(given).exists():
         raise UsageError(f"--data {given}: there is no such file or folder")
     folder = data_folder(given)
     path = folder if folder.is_file() else find_wiki(folder)
     sentences, sts = read_sentences(path), open_sts(settings, data_folder() if folder.is_file() else folder)
     of_sts = set() if not sts or settings["no_sts_text"] else {*sts["train"].first, *sts["train"].second}
+    if settings["sts"] not in (None, "none"):
+        settings["sts"] = str(Path(settings["sts"]).absolute())  # so that --resume finds it from any folder
     sentences = list(dict.fromkeys([*sentences, *sorted(of_sts)]))
     longest = settings["longest"]
     fit = [s for s in sentences if s in of_sts or not longest or len(words_of(s)) <= longest]

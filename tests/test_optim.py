@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from minigrad import Parameter, Sequential, memory
+from minigrad.clipping import clip_grad_norm, clip_grad_value
 from minigrad.layers import Linear
 from minigrad.optim import SGD, Adadelta, Adam, AdamW, Momentum, RAdam, RMSprop
 
@@ -415,6 +416,7 @@ def test_parameters_are_required(make):
 
 
 BAD = {"lr": [-0.1, np.nan, np.inf, "0.1", None, True], "weight_decay": [-1, np.nan, np.inf],
+       "clip_norm": [-1, np.nan, "1"], "clip_value": [-1, np.nan, "1"],
        "momentum": [-0.1, 1, 1.5, np.nan], "rho": [-0.1, 1, np.nan], "eps": [0, -1e-8, np.nan, np.inf],
        "betas": [0.9, (0.9,), (0.9, 0.99, 0.999), None], "betas[0]": [(1.0, 0.9), (-0.1, 0.9), (np.nan, 0.9)],
        "betas[1]": [(0.9, 1), (0.9, "x")]}
@@ -425,9 +427,31 @@ TAKES = {SGD: [], Momentum: ["momentum"], Adadelta: ["rho", "eps"], RMSprop: ["r
 
 @pytest.mark.parametrize("make", TAKES)
 def test_bad_settings_are_named(make):
-    for argument in ["lr", "weight_decay", *TAKES[make]]:
+    for argument in ["lr", "weight_decay", "clip_norm", "clip_value", *TAKES[make]]:
         for value in BAD[argument]:
             with pytest.raises(ValueError) as error:
                 make([Parameter(np.zeros(1))], **{argument.partition("[")[0]: value})
             assert str(error.value).startswith(f"{make.__name__}: {argument} is ")
             assert "; expected a " in str(error.value)
+
+
+# ---- clipping in the step --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("make", [SGD, Momentum, Adadelta, RMSprop, Adam, AdamW, RAdam])
+def test_a_step_clips_first_by_value_then_by_norm(make):
+    def stepped(by_hand):
+        parameters = [Parameter(np.ones(2), "W"), Parameter(np.ones(1), "b")]
+        optimizer = make(parameters, **({} if by_hand else {"clip_value": 3.0, "clip_norm": 2.0}))
+        for _ in range(2):
+            for p, gradient in zip(parameters, ([3.0, -40.0], [0.5])):
+                p.grad[...] = gradient
+            if by_hand:
+                clip_grad_value(parameters, 3.0)
+                clip_grad_norm(parameters, 2.0)
+            optimizer.step()
+        return [array.copy() for p in parameters for array in (p.value, p.grad)]
+    for got, expected in zip(stepped(False), stepped(True)):
+        np.testing.assert_array_equal(got, expected)
+    for option in ("clip_norm", "clip_value"):
+        with pytest.raises(ValueError, match=f"{make.__name__}: {option} is -1; expected a number in"):
+            make([Parameter(np.ones(1), "W")], **{option: -1})

@@ -1,4 +1,4 @@
-"""gradcheck: is this backward the derivative of that forward, and if not, where not?
+"""gradcheck: is backward the derivative of forward, and if not, where does it differ?
 
     from minigrad import gradcheck
     report = gradcheck(layer, (x,), {"mask": mask})
@@ -7,10 +7,10 @@
 or, from a shell: python -m minigrad.gradcheck minigrad.layers:LSTM --shape 3,7,4 --set d=4 --set h=5
 
 The numeric side is central differences in float64 of L = sum <dout, outputs>, with a random upstream gradient dout
-(all-ones is blind after layer norm and softmax; single precision cannot see below 1e-3), over every input and every
-parameter. Parameters are moved by a little noise for the time of the check: a gain of 1 or a bias of 0 hides faults.
-The layer contract is checked too (minigrad/gradcheck/rules.py): nothing edited, gradients added and not assigned,
-nothing hidden between forward and backward, nothing in lower precision.
+(all-ones sees nothing after layer norm or softmax; single precision cannot see below 1e-3), over every input and every
+parameter. Small noise is added to the parameters during the check: a gain of 1 or a bias of 0 hides faults.
+It also checks the layer contract (minigrad/gradcheck/rules.py): no input is edited, gradients are added and not
+assigned, no state is hidden between forward and backward, nothing is computed in lower precision.
 """
 
 import numpy as np
@@ -18,9 +18,9 @@ import numpy as np
 from minigrad.backend import array_module, asnumpy
 from minigrad.check import check_choice, check_number
 from minigrad.gradcheck import numeric
-from minigrad.gradcheck.report import Report, Row
+from minigrad.gradcheck.layer_under_test import NUDGE, ContractError, LayerUnderTest
+from minigrad.gradcheck.report import Report, Row, relative_error
 from minigrad.gradcheck.rules import check_backward, check_forward
-from minigrad.gradcheck.under_test import NUDGE, ContractError, LayerUnderTest
 from minigrad.layer import Layer
 
 __all__ = ["Report", "Row", "gradcheck"]
@@ -45,10 +45,11 @@ def gradcheck(layer, inputs, keywords=None, *, mode="full", eps=1e-5, rtol=1e-6,
     A layer with `fast` set, or with such layers in it, is checked a second time with fast=False, in directions: the
     report says which of the two forms is wrong.
 
-    Floating-point inputs are copied to float64; the layer's parameters are as before afterwards.
+    Floating-point inputs are copied to float64; the layer's parameters are restored afterwards.
     A kink (ReLU at 0) is named in `notes`, not called an error, if the analytic value is a subgradient there; the
-    check is then repeated, in directions, at a point nearby. An output that is not finite at the inputs themselves is a
-    problem, and nothing is compared.
+    check is then repeated, in directions, near it. Where eps leaves forward's domain (a logarithm's) the numeric value
+    is not finite and counts as wrong: take a smaller eps. If the outputs are not finite at the inputs themselves,
+    nothing is compared.
     Raises ValueError for a wrong mode or tolerance, TypeError for inputs that do not fit forward.
     """
     check_choice("gradcheck", "mode", mode, ("full", "direction"))
@@ -60,21 +61,21 @@ def gradcheck(layer, inputs, keywords=None, *, mode="full", eps=1e-5, rtol=1e-6,
     if not isinstance(keywords, dict | None):
         raise TypeError(f"gradcheck: keywords is a {type(keywords).__name__}; expected a dict of forward's arguments")
     tolerances = numeric.Tolerances(eps, rtol, atol)
-    report = _check(layer, inputs, keywords or {}, mode, tolerances, seed)
+    report = _check(layer, inputs, keywords, mode, tolerances, seed)
     loops = _fast_layers(layer)
-    if loops:
+    try:
         for inner in loops:
             inner.fast = False
-        try:
-            report.plain = _check(layer, inputs, keywords or {}, "direction", tolerances, seed)
-        finally:
-            for inner in loops:
-                inner.fast = True
+        if loops:
+            report.plain = _check(layer, inputs, keywords, "direction", tolerances, seed)
+    finally:
+        for inner in loops:
+            inner.fast = True
     return report
 
 
 def _fast_layers(layer):
-    """The layer and those in it whose `fast` is True, each once: they have a fast loop and run it."""
+    """The layer and its descendants whose `fast` is True, each once: those that run a fast loop."""
     found, waiting = {}, [layer]
     while waiting:
         layer = waiting.pop()
@@ -87,125 +88,114 @@ def _fast_layers(layer):
 def _check(layer, inputs, keywords, mode, tolerances, seed):
     """The Report on one form of a layer."""
     report = Report(type(layer).__name__ if not isinstance(layer, type) else layer.__name__, mode)
-    with LayerUnderTest(layer, inputs, keywords, seed) as tested:
+    with LayerUnderTest(layer, inputs, keywords or {}, seed) as tested:
         try:
-            gradients = _check_rules(report, tested)
+            if not any(tensor.size for tensor in tested.tensors.values()):
+                raise ContractError("nothing to compare: no floating-point input and no parameter")
+            out, cache = check_forward(report, tested)
+            tested.draw_upstream(out)
+            gradients = check_backward(report, tested, cache)
         except ContractError as error:
             report.problems.append(str(error))
             return report
         (_every_entry if mode == "full" else _directions)(report, tested, gradients, tolerances)
         if any(row.kinks for row in report.rows):
-            _next_to_the_kinks(report, tested, tolerances)
+            _near_the_kinks(report, tested, tolerances)
     return report
 
 
-def _check_rules(report, layer):
-    """The gradients that backward claims; what breaks the contract goes into the report."""
-    if not any(tensor.size for tensor in layer.tensors.values()):
-        raise ContractError("nothing to compare: no floating-point input and no parameter")
-    out, cache, problems = check_forward(layer)
-    report.problems += problems
-    layer.draw_upstream(out)
-    gradients, problems = check_backward(layer, cache)
-    report.problems += problems
-    return gradients
-
-
-def _every_entry(report, layer, gradients, tolerances):
+def _every_entry(report, tested, gradients, tolerances):
     """Add a Row for each tensor, from all its entries."""
-    for name, tensor in layer.tensors.items():
-        if tensor.size:
-            analytic = asnumpy(gradients[name]).ravel()
-            lines = [numeric.entry(layer, tensor, n, tolerances) for n in range(tensor.size)]
-            verdicts = numeric.compare(lines, analytic)
-            worst = numeric.worst(verdicts)
-            size = max(abs(v.numeric) for v in verdicts)
-            rounded = numeric.rounded(lines, analytic, verdicts, [size] * len(lines))
-            row = _add(report, name, tensor.shape, verdicts, rounded,
-                       (_index(tensor, worst), float(analytic[worst]), verdicts[worst].numeric))
-            row.errors = np.reshape([np.nan if v.status == "kink" else v.error for v in verdicts], tensor.shape)
-
-
-def _directions(report, layer, gradients, tolerances):
-    """Add a Row for each tensor, and one for all together, from random directions."""
-    tensors = {name: tensor for name, tensor in layer.tensors.items() if tensor.size}
-    groups = {name: [name] for name in tensors} | ({"all together": list(tensors)} if len(tensors) > 1 else {})
-    for title, names in groups.items():
-        arrays, grads = [tensors[name] for name in names], [gradients[name] for name in names]
-        lines, analytic, sizes = zip(*[_random_line(layer, arrays, grads, tolerances) for _ in range(DIRECTIONS)])
+    for name, tensor in tested.tensors.items():
+        if not tensor.size:
+            continue
+        analytic = asnumpy(gradients[name]).ravel()
+        lines = [numeric.entry(tested, tensor, n, tolerances) for n in range(tensor.size)]
         verdicts = numeric.compare(lines, analytic)
         worst = numeric.worst(verdicts)
-        found, rounded, shape = ("a direction", analytic[worst], verdicts[worst].numeric), 0.0, arrays[0].shape
-        if len(names) > 1:
-            shape = (sum(array.size for array in arrays),)
-        else:
-            rounded = numeric.rounded(lines, analytic, verdicts, sizes)
-            if verdicts[worst].error > 1:
-                found = _wrong_entry(layer, arrays[0], grads[0], tolerances) or found
-        _add(report, title, shape, verdicts, rounded, found)
+        index = tuple(int(i) for i in np.unravel_index(worst, tensor.shape))
+        size = max(abs(v.numeric) for v in verdicts)
+        row = _add(report, name, tensor.shape, verdicts, index, float(analytic[worst]), verdicts[worst].numeric,
+                   numeric.rounded(lines, analytic, verdicts, [size] * len(lines)))
+        row.errors = np.array([np.nan if v.status == "kink" else v.error for v in verdicts]).reshape(tensor.shape)
+        row.bad = row.errors > 1
 
 
-def _index(tensor, position):
-    return tuple(int(i) for i in np.unravel_index(position, tensor.shape))
+def _directions(report, tested, gradients, tolerances):
+    """Add a Row for each tensor, and one for all together, from random directions."""
+    tensors = {name: tensor for name, tensor in tested.tensors.items() if tensor.size}
+    for title, names in {**{name: [name] for name in tensors}, "all together": list(tensors)}.items():
+        arrays, grads = [tensors[name] for name in names], [gradients[name] for name in names]
+        lines, analytic, sizes = zip(*[_random_line(tested, arrays, grads, tolerances) for _ in range(DIRECTIONS)])
+        verdicts = numeric.compare(lines, analytic)
+        worst = numeric.worst(verdicts)
+        found = "a direction", analytic[worst], verdicts[worst].numeric
+        if len(names) == 1 and verdicts[worst].error > 1:
+            found = _wrong_entry(tested, arrays[0], grads[0], tolerances) or found
+        shape = arrays[0].shape if len(names) == 1 else (sum(array.size for array in arrays),)
+        rounded = numeric.rounded(lines, analytic, verdicts, sizes) if len(names) == 1 else 0.0
+        _add(report, title, shape, verdicts, *found, rounded)
 
 
-def _add(report, name, shape, verdicts, rounded, found):
-    """Add a Row, and the notes and problems that go with it, to the report; returns the Row."""
+def _add(report, name, shape, verdicts, index, analytic, slope, rounded):
+    """Add a Row, and what there is to say about it; returns the Row."""
     wrong = sum(v.status == "wrong" for v in verdicts)
-    kinks = sum(v.status in ("kink", "beside") for v in verdicts)
-    row = Row(name, shape, wrong, kinks, len(verdicts), *found)
+    kinks = sum(v.status in ("kink", "near") for v in verdicts)
+    row = Row(name, shape, "wrong" if wrong else "kink" if kinks else "ok", wrong, kinks, len(verdicts), index,
+              analytic, slope, relative_error(analytic, slope))
     report.rows.append(row)
-    if wrong and not np.isfinite(row.numeric):
-        report.notes.append(f"{name}: forward's output is not finite within eps of these inputs; try a smaller eps")
-    if rounded and wrong < len(verdicts) / 2:
-        report.problems.append(f"the gradient of {name} agrees only to {rounded:.0e} of its size, where double "
+    if np.isfinite(row.analytic) and not np.isfinite(row.numeric):
+        report.notes.append(f"{row.name}: forward is not finite nearer than eps to the inputs: take a smaller eps")
+    if rounded and row.wrong < row.checked / 2:
+        report.problems.append(f"the gradient of {row.name} agrees only to {rounded:.0e} of its size, where double "
                                "precision does better: single precision inside?")
-    if kinks:
-        report.notes.append(f"{name}: {kinks} of {len(verdicts)} lie at a kink (the slopes to the left and to "
+    if row.kinks:
+        report.notes.append(f"{row.name}: {row.kinks} of {row.checked} lie at a kink (the slopes to the left and to "
                             "the right differ, the analytic value is a subgradient) or nearer to one than eps")
     return row
 
 
-def _random_line(layer, tensors, gradients, tolerances):
-    """(line, analytic slope, its size) of a random unit direction; no component is small, so none is overlooked."""
-    signs = [_signs(layer, tensor) for tensor in tensors]
+def _random_line(tested, tensors, gradients, tolerances):
+    """(line, analytic slope, its size) of a random unit direction without small components, so that none is missed."""
+    signs = [_signs(tested, tensor) for tensor in tensors]
     norm = np.sqrt(sum((s * s).sum() for s in signs))
     vectors = [array_module(t).asarray(s / norm * numeric.steps(asnumpy(t))) for t, s in zip(tensors, signs)]
     terms = [g * v for g, v in zip(gradients, vectors)]
     size = np.sqrt(sum(float((term * term).sum()) for term in terms))
-    return numeric.direction(layer, tensors, vectors, tolerances), sum(float(term.sum()) for term in terms), size
+    return numeric.direction(tested, tensors, vectors, tolerances), sum(float(term.sum()) for term in terms), size
 
 
-def _signs(layer, tensor):
-    return layer.random.uniform(0.5, 1.0, tensor.shape) * layer.random.choice([-1.0, 1.0], tensor.shape)
+def _signs(tested, tensor):
+    return tested.random.uniform(0.5, 1.0, tensor.shape) * tested.random.choice([-1.0, 1.0], tensor.shape)
 
 
-def _wrong_entry(layer, tensor, gradient, tolerances):
+def _wrong_entry(tested, tensor, gradient, tolerances):
     """Halve the tensor, each time keeping the half that is more wrong. (index, analytic, numeric) of the entry that is
     left, or None if that one is not wrong by itself."""
-    signs, steps = _signs(layer, tensor).ravel(), numeric.steps(asnumpy(tensor)).ravel()
+    signs, steps = _signs(tested, tensor).ravel(), numeric.steps(asnumpy(tensor)).ravel()
     flat = asnumpy(gradient).ravel()
 
-    def error(part):
+    def verdict(low, high):
         vector = np.zeros(tensor.size)
-        vector[slice(*part)] = signs[slice(*part)] / np.linalg.norm(signs[slice(*part)]) * steps[slice(*part)]
-        analytic = float((flat * vector)[slice(*part)].sum())
+        vector[low:high] = signs[low:high] / np.linalg.norm(signs[low:high]) * steps[low:high]
+        analytic = float((flat[low:high] * vector[low:high]).sum())
         vector = array_module(tensor).asarray(vector.reshape(tensor.shape))
-        return numeric.compare([numeric.direction(layer, [tensor], [vector], tolerances)], [analytic])[0].error
+        return numeric.compare([numeric.direction(tested, [tensor], [vector], tolerances)], [analytic])[0]
 
     low, high = 0, tensor.size
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = max([(low, middle), (middle, high)], key=error)
-    entry, = numeric.compare([numeric.entry(layer, tensor, low, tolerances)], [float(flat[low])])
-    return (_index(tensor, low), float(flat[low]), entry.numeric) if entry.status == "wrong" else None
+        low, high = max([(low, middle), (middle, high)], key=lambda part: verdict(*part).error)
+    entry, = numeric.compare([numeric.entry(tested, tensor, low, tolerances)], [float(flat[low])])
+    index = tuple(int(i) for i in np.unravel_index(low, tensor.shape))
+    return (index, float(flat[low]), entry.numeric) if entry.status == "wrong" else None
 
 
-def _next_to_the_kinks(report, layer, tolerances):
-    """At a kink there is only a subgradient to hold a gradient to; next to it, the gradient itself."""
-    layer.nudge()
-    nearby = Report(report.layer, "direction")
-    _directions(nearby, layer, layer.backward(layer.forward()[1]), tolerances)
-    report.problems += [f"next to the kinks (everything moved by about {NUDGE:g}) the gradient of {row.name} is wrong "
+def _near_the_kinks(report, tested, tolerances):
+    """At a kink a gradient need only be a subgradient; near it there is the gradient itself."""
+    tested.nudge()
+    near = Report(report.layer, "direction")
+    _directions(near, tested, tested.backward(tested.forward()[1]), tolerances)
+    report.problems += [f"near the kinks (everything moved by about {NUDGE:g}) the gradient of {row.name} is wrong "
                         f"at {row.index}: analytic {row.analytic:.9e}, numeric {row.numeric:.9e}"
-                        for row in nearby.rows if row.status == "wrong"]
+                        for row in near.rows if row.status == "wrong"]

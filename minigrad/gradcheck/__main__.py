@@ -38,7 +38,7 @@ def parse(argv):
     parser.add_argument("layer", help="module:Class or path/to/file.py:Class")
     parser.add_argument("--shape", action="append", type=shape, default=[], metavar="3,7,4",
                         help="of an input; once for each positional array of forward")
-    parser.add_argument("--ids", type=int, metavar="V", help="the inputs are integers in 0 ... V-1")
+    parser.add_argument("--ids", type=count, metavar="V", help="the inputs are integers in 0 ... V-1")
     parser.add_argument("--positive", action="store_true", help="inputs from 0.1 to 1.1, for logarithms and roots")
     parser.add_argument("--set", action="append", type=setting, default=[], metavar="NAME=VALUE",
                         help="a constructor's argument")
@@ -50,21 +50,27 @@ def parse(argv):
     parser.add_argument("--mode", choices=["full", "direction"], default="full")
     for name, default in (("eps", 1e-5), ("rtol", 1e-6), ("atol", 1e-8)):
         parser.add_argument(f"--{name}", type=float, default=default, help=f"as in gradcheck; {default:g} by default")
-    parser.add_argument("--seed", type=int, default=0, help="of inputs, initialisation and the check")
+    parser.add_argument("--seed", type=natural, default=0, help="of inputs, initialisation and the check")
     parser.add_argument("--plot", metavar="FILE.png", help="draw where analytic and numeric differ")
     parser.add_argument("--traceback", action="store_true", help="if the layer raises, with the traceback")
     arguments = parser.parse_args(argv)
-    for wrong, message in (
-            (not arguments.shape, "--shape is missing; expected one for each positional array of forward, as 3,7,4"),
-            (arguments.plot and arguments.mode == "direction", "--plot draws entry by entry; expected --mode full"),
-            (arguments.plot and not arguments.plot.lower().endswith(".png"),
-             f"--plot {arguments.plot}: it draws PNG; expected a name that ends in .png"),
-            (arguments.ids is not None and arguments.ids < 1, f"--ids is {arguments.ids}; expected 1 or larger"),
-            (arguments.ids and arguments.positive, "--ids are integers; expected them without --positive"),
-            (arguments.seed < 0 or (arguments.rng or 0) < 0, "a seed is negative; expected 0 or larger")):
-        if wrong:
-            raise UsageError(message)
+    if arguments.plot and arguments.mode == "direction":
+        parser.error("--plot draws entry by entry; expected --mode full")
+    if arguments.plot and not arguments.plot.lower().endswith(".png"):
+        parser.error(f"--plot {arguments.plot}: it draws PNG; expected a name that ends in .png")
+    if arguments.ids and arguments.positive:
+        parser.error("--ids are integers; expected them without --positive")
     return arguments
+
+
+def natural(text, lowest=0):
+    if not text.isdecimal() or int(text) < lowest:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number, {lowest} or larger")
+    return int(text)
+
+
+def count(text):
+    return natural(text, 1)
 
 
 def shape(text):
@@ -99,20 +105,20 @@ def find_layer(target):
     except Exception as error:                                       # whatever the author's module does
         raise UsageError(f"layer's module {place} cannot be imported ({type(error).__name__}: {error})") from error
     if not inspect.isclass(getattr(module, name, None)):
-        classes = [name for name, value in vars(module).items() if inspect.isclass(value) and not name.startswith("_")]
-        raise UsageError(f"{place} has no class {name}; it has {', '.join(classes)}")
+        public = [name for name, value in vars(module).items() if inspect.isclass(value) and not name.startswith("_")]
+        raise UsageError(f"{place} has no class {name}; it has {', '.join(public)}")
     return getattr(module, name)
 
 
 def import_module(place):
-    """The module of that name or in that file; it can import what is in the current folder or the file's."""
-    path, is_file = Path(place).resolve(), place.endswith(".py")
-    folder = str(path.parent if is_file else Path.cwd())
+    """The module of that name or in that file; it can import modules from its own folder."""
+    in_file = place.endswith(".py")
+    folder = str(Path(place).resolve().parent if in_file else Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    if not is_file:
+    if not in_file:
         return importlib.import_module(place)
-    spec = importlib.util.spec_from_file_location(f"checked_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"checked_{Path(place).stem}", place)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -120,7 +126,7 @@ def import_module(place):
 
 
 def make_layer(target, settings, seed):
-    """The layer itself; a namespace of functions (minigrad.functional:softmax) is used unchanged."""
+    """The layer itself; a namespace of functions (minigrad.functional:softmax) itself."""
     if isinstance(inspect.getattr_static(target, "forward", None), staticmethod):
         if settings:
             raise UsageError(f"{target.__name__} is a namespace of functions and takes no --set")
@@ -138,16 +144,19 @@ def make_layer(target, settings, seed):
 def make_inputs(arguments, layer):
     """(inputs, keywords) as the flags ask for them."""
     random = np.random.default_rng(arguments.seed)
-    draw = random.standard_normal
+    if not arguments.shape:
+        raise UsageError("--shape is missing; expected one for each positional array of forward, such as 3,7,4")
     if arguments.ids:
-        draw = lambda sizes: random.integers(0, arguments.ids, sizes)
+        inputs = tuple(random.integers(0, arguments.ids, sizes) for sizes in arguments.shape)
     elif arguments.positive:
-        draw = lambda sizes: random.uniform(0.1, 1.1, sizes)
-    inputs, keywords = tuple(draw(sizes) for sizes in arguments.shape), dict(arguments.keyword)
+        inputs = tuple(random.uniform(0.1, 1.1, sizes) for sizes in arguments.shape)
+    else:
+        inputs = tuple(random.standard_normal(sizes) for sizes in arguments.shape)
+    keywords = dict(arguments.keyword)
     if arguments.mask:
         mask = keywords["mask"] = random.random(arguments.shape[0][:2]) < 0.7
-        if mask.ndim == 2 and len(mask) > 1:                         # one sample has a real step, one has none
-            mask[0, 0], mask[-1] = True, False
+        if mask.ndim == 2 and len(mask) > 1:
+            mask[0, 0], mask[-1] = True, False                       # a sample without a real step
     if arguments.rng is not None:
         keywords["rng"] = arguments.rng
     if arguments.state:
@@ -159,9 +168,9 @@ def make_inputs(arguments, layer):
     return inputs, keywords
 
 
-def check(arguments, target):
-    """The report on the layer that the arguments ask for, printed and drawn."""
-    layer = make_layer(target, dict(arguments.set), arguments.seed)
+def check(arguments):
+    """The report on the layer that the arguments name, printed and, if asked for, plotted."""
+    layer = make_layer(find_layer(arguments.layer), dict(arguments.set), arguments.seed)
     inputs, keywords = make_inputs(arguments, layer)
     report = gradcheck(layer, inputs, keywords, mode=arguments.mode, eps=arguments.eps, rtol=arguments.rtol,
                        atol=arguments.atol, seed=arguments.seed)
@@ -171,31 +180,27 @@ def check(arguments, target):
     return report
 
 
-def describe(error, target):
-    """One line for an error; one that came through the checked class's file with the method and the line there."""
+def describe(error):
+    """One line; for an error from the layer with its type and the line that raised it."""
     text = " ".join(str(error).split())
-    full = f"{type(error).__name__}: {text}".rstrip(": ")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
-              if target and frame.filename == inspect.getfile(target)]
-    if not frames:
-        return text if text and isinstance(error, ValueError | TypeError | OSError) else full
-    file, line = Path(frames[-1].filename).name, frames[-1].lineno
-    return f"{target.__name__}.{frames[0].name} raises {full} ({file}, line {line})"
+    if isinstance(error, UsageError):
+        return text
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {text} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 def main(argv=None):
-    arguments = target = None
+    arguments = None
     try:
         arguments = parse(argv)
-        target = find_layer(arguments.layer)
-        return 0 if check(arguments, target).ok else 1
+        return 0 if check(arguments).ok else 1
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return 130
     except Exception as error:                                       # bad usage, or the layer's own error
         if arguments and arguments.traceback:
             traceback.print_exc()
-        print(f"error: {describe(error, target)}", file=sys.stderr)
+        print(f"error: {describe(error)}", file=sys.stderr)
         return 2
 
 

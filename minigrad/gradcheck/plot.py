@@ -17,13 +17,10 @@ def as_image(array):
     return array.reshape(-1, array.shape[-1]) if array.ndim > 1 else array.reshape(1, -1)
 
 
-def colours():
-    return colormaps["RdYlBu_r"].with_extremes(bad="lightgrey")
-
-
 def draw(report, path):
-    """One panel a tensor: colour is error / tolerance (blue agrees, red does not, grey is a kink), a cross marks a
+    """One panel per tensor: colour is error / tolerance (blue agrees, red does not, grey is a kink), a cross marks a
     wrong entry."""
+    colours = colormaps["RdYlBu_r"].with_extremes(bad="lightgrey")
     columns = min(3, len(report.rows))
     rows = math.ceil(len(report.rows) / columns)
     figure = Figure(figsize=(4.2 * columns + 0.8, 2.6 * rows + 0.6), dpi=130, layout="constrained")
@@ -32,10 +29,10 @@ def draw(report, path):
     for panel in panels.ravel()[len(report.rows):]:
         panel.set_visible(False)
     for panel, row in zip(panels.ravel(), report.rows):
-        errors = as_image(row.errors)
-        image = panel.imshow(np.clip(errors, LOW, HIGH), norm=LogNorm(LOW, HIGH), cmap=colours(), aspect="auto",
+        errors, bad = as_image(row.errors), as_image(row.bad)
+        image = panel.imshow(np.clip(errors, LOW, HIGH), norm=LogNorm(LOW, HIGH), cmap=colours, aspect="auto",
                              interpolation="nearest")
-        down, across = np.nonzero(errors > 1)
+        down, across = np.nonzero(bad)
         if down.size <= 400:
             panel.plot(across, down, "x", color="black", markersize=5)
         panel.set_title(f"{row.name} {row.shape}: {row.wrong} of {row.checked} wrong", fontsize=9)

@@ -7,42 +7,30 @@ from typing import Any
 
 @dataclass
 class Row:
-    """One tensor: of `checked` entries or directions so many are wrong, so many are at a kink.
-
-    errors   |analytic - numeric| / (atol + rtol max) of each entry: above 1 is wrong, NaN is at a kink; None in
-             direction mode
-    """
+    """One tensor. `errors` is |analytic - numeric| / (atol + rtol max): above 1 is wrong, NaN is at a kink; None in
+    direction mode."""
 
     name: str
     shape: tuple
+    status: str                    # ok, kink, wrong
     wrong: int
     kinks: int
     checked: int
     index: Any                     # of the worst entry, or the name of a direction
     analytic: float
     numeric: float
+    relative_error: float
     errors: Any = None
-
-    @property
-    def status(self):
-        return "wrong" if self.wrong else "kink" if self.kinks else "ok"
-
-    @property
-    def relative_error(self):
-        """|a - n| / max(|a|, |n|); 0 when both are 0, infinite when one is not finite."""
-        difference, size = abs(self.analytic - self.numeric), max(abs(self.analytic), abs(self.numeric))
-        if not math.isfinite(difference):
-            return math.inf
-        return difference / size if size else 0.0
+    bad: Any = None
 
 
 @dataclass(repr=False)
 class Report:
     """`.ok` is True when every gradient agrees and no rule of the contract is broken; `print(report)` is a table.
 
-    rows        one a tensor
+    rows        one per tensor
     problems    sentences: rules of the contract that are broken
-    notes       sentences that are no errors, kinks for example
+    notes       sentences that are not errors, about kinks for example
     plain       the Report on the same layer with fast=False, where it has a fast form; else None
     """
 
@@ -60,11 +48,6 @@ class Report:
     def _agrees(self):
         return not self.problems and all(row.status != "wrong" for row in self.rows)
 
-    def _where(self):
-        """Which entries, the worst of each tensor."""
-        wrong = [f"{row.name}{list(row.index)}" for row in self.rows if isinstance(row.index, tuple) and row.wrong]
-        return f" at {', '.join(wrong)}" if wrong else ""
-
     def __bool__(self):
         return self.ok
 
@@ -76,7 +59,7 @@ class Report:
         widths = [max((len(line[n]) for line in table), default=0) for n in range(len(head))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in table]
         lines += [f"problem: {problem}" for problem in self.problems] + [f"note: {note}" for note in self.notes]
-        verdict = "every gradient agrees" if self._agrees() else "WRONG" + self._where()
+        verdict = "every gradient agrees" if self._agrees() else "WRONG"
         form = "" if self.plain is None else ", the fast form"
         lines = [f"gradcheck of {self.layer} ({self.mode} mode){form}: {verdict}", *lines]
         if self.plain is not None:
@@ -94,3 +77,11 @@ class Report:
         if not self.rows or any(row.errors is None for row in self.rows):
             raise ValueError("Report.plot: nothing was compared entry by entry; expected mode='full'")
         draw(self, path)
+
+
+def relative_error(analytic, numeric):
+    """|a - n| / max(|a|, |n|); 0 when both are 0, infinite when one is not finite."""
+    difference, size = abs(analytic - numeric), max(abs(analytic), abs(numeric))
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / size if size else 0.0

@@ -3,8 +3,7 @@
 import numpy as np
 
 from minigrad.backend import array_module
-from minigrad.gradcheck.under_test import ContractError, host, is_array, is_float_array
-from minigrad.layer import Layer
+from minigrad.gradcheck.layer_under_test import ContractError, held, host, is_array, is_float_array
 from minigrad.parameter import Parameter
 from minigrad.tree import tree_leaves, tree_map
 
@@ -14,160 +13,154 @@ FACTOR = -3000.0                   # of dy: no power of two, so that single prec
 
 # ---- what a call may have written ------------------------------------------------------------------------
 
-def attributes(owner, path="", seen=()):
-    """Yield (dotted path, value) of all that a layer holds; a Parameter, and what is no Layer, as an object."""
-    if id(owner) in seen:
-        return
-    if isinstance(owner, list | tuple):
-        items = enumerate(owner)
-    elif isinstance(owner, dict):
-        items = owner.items()
-    elif isinstance(owner, Layer) or not path:
-        items = getattr(owner, "__dict__", {}).items()
-    else:
-        yield path, owner
-        return
-    for key, value in items:
-        yield from attributes(value, f"{path}.{key}" if path else str(key), (*seen, id(owner)))
+def snapshot(tree):
+    """{path: host copy} of every array in a tree; objects that are not arrays are left out."""
+    return {name: host(leaf).copy() for name, leaf in tree_leaves(tree) if is_array(leaf)}
+
+
+def changed(before, after):
+    """The paths at which two snapshots differ."""
+    return [name for name, array in before.items() if name not in after
+            or not np.array_equal(array, after[name], equal_nan=array.dtype.kind == "f")]
 
 
 class Watch:
-    """Remembers, and tells with `written()`, what has been written of a layer, its arguments and some trees."""
+    """Detects writes: `written()` names what has changed in the arguments, the layer and the given trees."""
 
-    def __init__(self, layer, **trees):
-        self.layer, self.trees = layer, trees
-        self.before = {what: host(value).copy() if is_array(value) else value for what, value in self.all()}
+    def __init__(self, tested, **trees):
+        self.tested, self.trees = tested, trees
+        self.arrays, self.held = self._arrays(), self._held()
 
-    def all(self):
-        arrays = {**{f"the parameter {name}": p.value for name, p in self.layer.parameters.items()},
-                  **{f"its input {name}": value for name, value in self.layer.arguments.items() if name != "rng"},
-                  **self.trees}
-        yield from ((what, leaf) for what, leaf in tree_leaves(arrays) if is_array(leaf))
-        yield from ((f"the layer's attribute {path}", value) for path, value in attributes(self.layer.layer))
+    def _arrays(self):
+        named = {f"the parameter {name}": parameter.value for name, parameter in self.tested.parameters.items()}
+        named.update({f"its input {argument}": value for argument, value in self.tested.arguments.items()
+                      if argument != "rng"})
+        return snapshot({**named, **self.trees})
+
+    def _held(self):
+        return {path: (value, host(value).copy() if is_array(value) else None)
+                for path, value in held(self.tested.layer)}
 
     def written(self):
-        after = dict(self.all())
-        return [what for what in {**self.before, **after} if what not in self.before or what not in after
-                or not _same(self.before[what], after[what])]
+        yield from changed(self.arrays, self._arrays())
+        now = self._held()
+        for path in {**self.held, **now}:
+            (value, kept), (new, new_kept) = self.held.get(path, (None, None)), now.get(path, (None, None))
+            equal = value is new or (isinstance(value, int | float | str) and type(value) is type(new) and value == new)
+            if not equal or (kept is not None and changed({"": kept}, {"": new_kept})):
+                yield f"the layer's attribute {path}"
 
 
-def _same(before, after):
-    if isinstance(before, np.ndarray):
-        return is_array(after) and np.array_equal(before, host(after), equal_nan=before.dtype.kind == "f")
-    return before is after or (isinstance(before, int | float | str) and before == after)
-
-
-def snapshot(tree):
-    """Copies of a tree's arrays."""
-    return [host(leaf).copy() for _, leaf in tree_leaves(tree) if is_array(leaf)]
+def strays(tested):
+    """A sentence for each Parameter that the layer holds and `named_parameters` does not find."""
+    known = [id(parameter) for parameter in tested.parameters.values()]
+    for path, value in held(tested.layer):
+        if isinstance(value, Parameter) and id(value) not in known:
+            known.append(id(value))
+            yield (f"the Parameter {path} is held by an object that is no Layer, or in a set: it is neither checked "
+                   "nor trained")
 
 
 # ---- forward ---------------------------------------------------------------------------------------------
 
-def check_forward(layer):
-    """Purity: nothing written, the same answer twice, double precision kept. Returns out, cache, problems."""
-    watch = Watch(layer)
-    out, cache = layer.forward()
-    problems = [f"forward edits {what}; it must write neither its inputs nor the layer" for what in watch.written()]
-    problems += strays(layer)
-    if not all(map(_same, snapshot(out), snapshot(layer.forward()[0]))):
+def check_forward(report, tested):
+    """Purity: nothing written, the same answer twice, double precision kept. Returns out, cache."""
+    watch = Watch(tested)
+    out, cache = tested.forward()
+    problems = report.problems
+    problems += [f"forward edits {what}; it must write neither its inputs nor the layer" for what in watch.written()]
+    problems += strays(tested)
+    first = snapshot(out)
+    if changed(first, snapshot(tested.forward()[0])):
         problems.append("forward is not repeatable: two calls with the same inputs and equally seeded rng differ")
     for name, leaf in [*tree_leaves(out, "output"), *tree_leaves(cache, "cache")]:
         if is_float_array(leaf) and leaf.dtype.itemsize < 8:
             problems.append(f"{name} is {leaf.dtype} for float64 inputs and parameters: lower precision inside")
-    return out, cache, problems
-
-
-def strays(layer):
-    """Parameters in an attribute's attributes that `named_parameters` does not find, since no Layer holds them."""
-    known = {id(parameter) for parameter in layer.parameters.values()}
-    for path, value in attributes(layer.layer):
-        for name, inner in {} if isinstance(value, type) else getattr(value, "__dict__", {}).items():
-            if isinstance(inner, Parameter) and id(inner) not in known:
-                yield (f"the Parameter {path}.{name} is held by a {type(value).__name__}, which is no Layer: it is "
-                       "neither checked nor trained")
+    return out, cache
 
 
 # ---- backward --------------------------------------------------------------------------------------------
 
-def check_backward(layer, cache):
-    """Nothing written but gradients, those added in place; repeatable; linear in dy; blind to other uses.
+def check_backward(report, tested, cache):
+    """Nothing written but gradients, those added in place; repeatable; linear in dy; independent of other uses.
 
-    Returns gradients, problems.
+    Returns the gradients.
     """
-    watch = Watch(layer, **{"dy, the gradient handed to it": layer.dout, "its cache": cache})
-    arrays = {name: p.grad for name, p in layer.parameters.items()}
-    gradients = layer.backward(cache)
-    problems = [f"backward edits {what}; it must write nothing but the parameters' gradients"
+    watch = Watch(tested, **{"dy, the gradient handed to it": tested.dout, "its cache": cache})
+    arrays = {name: p.grad for name, p in tested.parameters.items()}
+    gradients = tested.backward(cache)
+    problems = report.problems
+    problems += [f"backward edits {what}; it must write nothing but the parameters' gradients"
                 for what in watch.written()]
     for name, array in arrays.items():
-        if layer.parameters[name].grad is not array:
+        if tested.parameters[name].grad is not array:
             problems.append(f"the gradient array of {name} is replaced by another one; expected += into the same array")
     for name, gradient in gradients.items():
         if gradient.dtype != np.float64:
             problems.append(f"the gradient of {name} is {gradient.dtype} for float64 inputs: lower precision inside")
-    rules = [_twice, _linear, _two_uses] + ([_none_is_zero] if getattr(layer.layer, "recurrent", False) else [])
+    rules = [_twice, _linear, _two_uses] + ([_none_is_zero] if getattr(tested.layer, "recurrent", False) else [])
     for rule in rules:
-        problems += rule(layer, cache, gradients)
-    return gradients, problems
+        problems += rule(tested, cache, gradients)
+    return gradients
 
 
-def _differ(layer, expected, got, factor=1.0):
+def _differ(tested, expected, got, factor=1.0):
     """The names whose gradients differ from `factor` times the expected ones."""
     expected = {name: host(gradient) * factor for name, gradient in expected.items()}
     sizes = [np.abs(a[np.isfinite(a)]).max(initial=0.0) for a in expected.values()]
-    room = max(SAME * max(sizes, default=0.0), abs(factor) * layer.floor)
+    room = max(SAME * max(sizes, default=0.0), abs(factor) * tested.floor)
     return [name for name, a in expected.items()
             if not np.allclose(a, host(got[name]), rtol=0, atol=room, equal_nan=True)]
 
 
-def _twice(layer, cache, gradients):
-    again = layer.collect(layer.layer.backward(layer.dout, cache))       # without zeroing: parameters must double
-    for name in _differ(layer, gradients, again):
-        if name in layer.inputs:
+def _twice(tested, cache, gradients):
+    returned = tested.layer.backward(tested.dout, cache)                # without zeroing: parameters must double
+    again = tested.collect(returned)
+    for name in _differ(tested, gradients, again):
+        if name in tested.inputs:
             yield f"the gradient of {name} differs when backward runs twice on one cache"
-    for name in _differ(layer, gradients, again, 2.0):
-        if name in layer.parameters:
+    for name in _differ(tested, gradients, again, 2.0):
+        if name in tested.parameters:
             yield f"the gradient of {name} does not double when backward runs twice: assigned (=), not added (+=)?"
 
 
-def _linear(layer, cache, gradients):
-    for name in _differ(layer, gradients, layer.backward(cache, _times(FACTOR, layer.dout)), FACTOR):
+def _linear(tested, cache, gradients):
+    for name in _differ(tested, gradients, tested.backward(cache, _times(FACTOR, tested.dout)), FACTOR):
         yield (f"the gradient of {name} is not linear in the upstream gradient: {FACTOR:g} dy does not give {FACTOR:g} "
                "times as much (clipped, or rounded to lower precision?)")
 
 
-def _two_uses(layer, cache, gradients):
+def _two_uses(tested, cache, gradients):
     """forward a, forward b, backward a: a's gradients must not have changed; and the same the other way round."""
-    out, cache = layer.forward()
+    out, cache = tested.forward()
     before = snapshot([out, cache])
-    _, other_cache = layer.forward(other=True)
-    if not all(map(_same, before, snapshot([out, cache]))):
+    _, other_cache = tested.forward(other=True)
+    if changed(before, snapshot([out, cache])):
         yield "a later forward writes into what an earlier one returned"
-    for sentence in ("backward reads what a later forward left elsewhere, not its own cache",
+    for sentence in ("backward reads what a later forward stored, not its own cache",
                      "backward depends on a backward that ran before it"):
-        names = _differ(layer, gradients, layer.backward(cache))
+        names = _differ(tested, gradients, tested.backward(cache))
         if names:
             yield f"{sentence} (gradient of {', '.join(names)})"
-        layer.backward(other_cache)
+        tested.backward(other_cache)
 
 
-def _none_is_zero(layer, cache, gradients):
+def _none_is_zero(tested, cache, gradients):
     """A recurrent layer: backward returns a pair, and None in the upstream pair (dy, dstate) means zero."""
-    returned = layer.layer.backward(layer.dout, cache)
+    returned = tested.layer.backward(tested.dout, cache)
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         yield "backward of a recurrent layer must return the pair (dx, dstate0), for state=None too"
-    if not isinstance(layer.dout, tuple | list) or len(layer.dout) != 2:
+    if not isinstance(tested.dout, tuple | list) or len(tested.dout) != 2:
         yield "forward of a recurrent layer must return ((y, state), cache)"
         return
-    dy, dstate = layer.dout
+    dy, dstate = tested.dout
     cases = [("dy", (None, dstate), (_times(0.0, dy), dstate)), ("dstate", (dy, None), (dy, _times(0.0, dstate)))]
     for n, (name, leaf) in enumerate(tree_leaves(dstate, "dstate")):
         cases.append((name, (dy, _replaced(dstate, n, None)), (dy, _replaced(dstate, n, leaf * 0))))
     for name, with_none, with_zero in cases:
-        expected = layer.backward(cache, with_zero)
+        expected = tested.backward(cache, with_zero)
         try:
-            wrong = _differ(layer, expected, layer.backward(cache, with_none))
+            wrong = _differ(tested, expected, tested.backward(cache, with_none))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, ContractError) as error:
             yield f"backward fails when {name} is None, which means zero ({type(error).__name__}: {error})"
             continue

@@ -175,17 +175,22 @@ def require_same_schedule(settings, steps, before):
                          "--warmup from the beginning)")
 
 
-def other_command(task, argv):
-    command = task.commands[argv[0]]
-    parser = OneLineParser(f"python tasks/{task.name}.py {argv[0]}", command.help)
-    command.flags(parser)
+def parser_of_command(task, name):
+    """The parser of `python tasks/TASK.py NAME ...`."""
+    parser = OneLineParser(f"python tasks/{task.name}.py {name}", task.commands[name].help)
+    task.commands[name].flags(parser)
     parser.add_argument("--device", choices=["cpu", "gpu", "auto"], default="cpu", help="default cpu")
     parser.add_argument("--threads", type=whole(1), default=1, help="BLAS threads (default 1)")
     parser.add_argument("--quiet", action="store_true", help="print results and errors only")
-    settings = vars(parser.parse_args(argv[1:]))
+    return parser
+
+
+def other_command(task, argv):
+    name, *arguments = argv
+    settings = vars(parser_of_command(task, name).parse_args(arguments))
     with blas_threads(settings["threads"]):
         try:
-            command.run(settings)
+            task.commands[name].run(settings)
         except BrokenPipeError:                                  # the reader has enough: `| head`
             nobody_reads()
 

@@ -263,8 +263,8 @@ def test_the_table_of_clipping_is_the_same_there(tmp_path):
 def test_text_is_written_and_encoded_there():
     model, *_ = char_lm_family()
     vocabulary = Vocabulary(np.arange(97, 104, dtype="uint8"))
-    texts = [list(itertools.islice(char_lm_generate.generate(model.to_device(device), vocabulary, b"ab", 1.0, 0, device), 12))
-             for device in ("cpu", "gpu")]
+    written = lambda device: char_lm_generate.generate(model.to_device(device), vocabulary, b"ab", 1.0, 0, device)
+    texts = [list(itertools.islice(written(device), 12)) for device in ("cpu", "gpu")]
     assert texts[0] == texts[1]
     model, *_ = tsdae_family()
     vectors = model.encode(["a b c", "g"])

@@ -368,26 +368,6 @@ def test_a_query_that_sees_no_key_adds_nothing(fast):
     assert not any(p.grad.any() for p in (layer.W_k, layer.W_v, layer.alpha))
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
-@pytest.mark.parametrize("settings", [
-    {}, {"window": 4}, {"memory": 2}, {"causal": False}, {"attention": False}], ids=str)
-def test_an_empty_sequence_keeps_the_newest_of_the_memory(settings, masked):
-    layer = layer_of(**settings)
-    x, c, memory = draw(layer, 0)
-    (y, after), cache = layer.forward(x, (c, memory, MEMORY_MASK), np.ones((B, 0), bool) if masked else None)
-    assert y.shape == (B, 0, D)
-    assert_identical(after[0], c)
-    slots = after[1].shape[1]
-    dmemory = np.random.default_rng(0).standard_normal(after[1].shape)
-    dx, dstate0 = layer.backward((y, (c, dmemory, None)), cache)
-    assert dx.shape == x.shape
-    assert_identical(dstate0[0], c)
-    for n in range(B if slots else 0):
-        kept = memory[n, MEMORY_MASK[n]][-slots:]
-        assert after[2][n].sum() == len(kept)
-        assert_identical(after[1][n, slots - len(kept):], kept)
-
-
 # ---- step by step ----------------------------------------------------------------------------------------
 
 def steps(layer, x, stepping):
@@ -503,22 +483,6 @@ def test_bad_input(attention, x, keywords, error, sentence):
         layer_of(attention=attention).forward(x, **keywords)
 
 
-@pytest.mark.parametrize(("dout", "error", "sentence"), [
-    ((np.zeros((1, L, D)), None), ValueError, r"SRUpp: dy has shape \(1, 7, 6\); expected \(3, 7, 6\)"),
-    ((None, (C,)), ValueError, r"SRUpp: dstate is 1 entries; expected a tuple \(c, memory, memory_mask\)"),
-    ((None, C), ValueError, "SRUpp: dstate is ndarray"),
-    ((None, (C[:1], None, None)), ValueError, r"dstate's c has shape \(1, 6\); expected \(3, 6\)"),
-    ((None, (None, MEM[:, :2], None)), ValueError, r"dstate's memory has shape \(3, 2, 6\); expected \(3, 3, 6\)"),
-    ((None, (None, MEM[:1, :3], None)), ValueError, r"dstate's memory has shape \(1, 3, 6\)"),
-    (X, TypeError, r"expected the pair \(dy, dstate\)"),
-])
-def test_a_wrong_upstream_gradient_is_refused_not_broadcast(dout, error, sentence):
-    layer = layer_of(window=4)
-    _, cache = layer.forward(X)
-    with pytest.raises(error, match=sentence):
-        layer.backward(dout, cache)
-
-
 @pytest.mark.parametrize(("state", "error", "sentence"), [
     (C, ValueError, "SRUpp: state is ndarray"),
     ((C, MEM), ValueError, "SRUpp: state is 2 entries"),
@@ -542,5 +506,3 @@ def test_a_step_of_a_wrong_shape(attention, x, error, sentence):
     _, stepping = layer.step(X[:, 0])
     with pytest.raises(error, match=sentence):
         layer.step(x, stepping)
-
-

@@ -154,7 +154,9 @@ def test_a_sample_with_no_real_step_is_told_by_the_bias_alone(pooling):
 
 
 def test_dropout_of_what_is_read_only_in_training():
-    make = lambda p: SequenceClassifier(LSTM(D, H, rng=0, dtype="float64"), H, 3, pooling="mean", dropout=p, rng=1, dtype="float64")
+    make = lambda p: SequenceClassifier(
+        LSTM(D, H, rng=0, dtype="float64"), H, 3, pooling="mean", dropout=p,
+                                        rng=1, dtype="float64")
     model, without, x = make(0.5), make(0.0), outputs(2, D)
     assert_identical(model(x), without(x))
     assert_identical(without.forward(x, rng=np.random.default_rng(0))[0], without(x))
@@ -168,7 +170,8 @@ def test_dropout_of_what_is_read_only_in_training():
 
 @pytest.mark.parametrize(("make", "sentence"), [
     (lambda: SequenceClassifier(Linear(D, H), H, 3), "SequenceClassifier: cell is a Linear; expected a recurrent la"),
-    (lambda: SequenceClassifier(LSTM(D, H), H, 3, pooling="first"), "pooling is 'first'; expected one of 'mean', 'last'"),
+    (lambda: SequenceClassifier(LSTM(D, H), H, 3, pooling="first"),
+     "pooling is 'first'; expected one of 'mean', 'last'"),
     (lambda: SequenceClassifier(LSTM(D, H), H, 3, dropout=1.0), r"Dropout: p is 1.0; expected a number in \[0, 1\)"),
     (lambda: SequenceClassifier(LSTM(D, H), H, 0), "Linear: .* is 0; expected a whole number of at least 1"),
     (lambda: SequenceClassifier(LSTM(D, H), H, 3)(np.zeros((B, 0, D), "float32")), r"x has shape \(3, 0, 4\); expec"),

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,24 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minigrad.backend import gpu_problem
-from tasks import adding, clipping
-from tasks.frame.common import run
+from minigrad.training import Interrupted
+from tasks import adding, clipping, clipping_cliff as cliff, clipping_table as table
+from tasks.clipping_variants import VARIANTS, clip
+from tasks.frame import exit_status
+from tasks.frame.flags import given_on
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["-S", "6", "--hidden", "4", "--train-size", "40", "--test-size", "20", "--batch-size", "5", "--steps", "12",
         "--seeds", "2", "--log-every", "4", "--lr", "20", "--clip-norm", "0.01", "--clip-value", "0.005"]
-TABLE = [*TINY, "--only", "table"]
-
-
-def ran(capsys, *argv):
-    """(exit status, stdout, stderr) of the task in this process."""
-    try:
-        status = run(clipping.main, [str(word) for word in argv])
-    except SystemExit as end:                                # argparse
-        status = end.code
-    out, err = capsys.readouterr()
-    return status, out, err
+TABLE = ["table", *TINY]
+SETTINGS = {**clipping.DEFAULTS, **given_on(clipping.parser_of(clipping.PARTS), TINY)}
 
 
 def runs_in(folder):
@@ -38,8 +30,8 @@ def runs_in(folder):
 
 def gradient(w, b):
     w, b = np.array([w]), np.array([b])
-    E, cache = clipping.cliff_forward(w, b)
-    return float(E[0]), *(float(g[0]) for g in clipping.cliff_backward(cache))
+    E, cache = cliff.cliff_forward(w, b)
+    return float(E[0]), *(float(g[0]) for g in cliff.cliff_backward(cache))
 
 
 @pytest.mark.parametrize(("w", "b"), [(5.2, -2.3), (4.2, -2.07), (4.0, -2.0), (4.0, -2.6), (-3.0, 1.0), (0.0, 0.0)])
@@ -54,22 +46,22 @@ def test_the_formula_written_out():
     x = 0.5
     for _ in range(50):
         x = 4.3 / (1 + math.exp(-x)) - 2.2
-    E, _ = clipping.cliff_forward(np.array([4.3]), np.array([-2.2]))
+    E, _ = cliff.cliff_forward(np.array([4.3]), np.array([-2.2]))
     assert float(E[0]) == pytest.approx((1 / (1 + math.exp(-x)) - 0.7)**2, rel=1e-12)
 
 
 def test_an_entry_is_a_model_of_its_own():
     w, b = np.meshgrid([4.2, 5.0], [-2.5, -2.0, -1.5])
-    E, cache = clipping.cliff_forward(w, b)
-    dw, db = clipping.cliff_backward(cache)
+    E, cache = cliff.cliff_forward(w, b)
+    dw, db = cliff.cliff_backward(cache)
     for at in np.ndindex(w.shape):
         assert (E[at], dw[at], db[at]) == pytest.approx(gradient(w[at], b[at]), rel=1e-12)
 
 
 def test_there_is_a_wall():
     b = np.linspace(-2.7, -2.5, 20_001)
-    E, cache = clipping.cliff_forward(np.full_like(b, 5.0), b)
-    norms = np.hypot(*clipping.cliff_backward(cache))
+    E, cache = cliff.cliff_forward(np.full_like(b, 5.0), b)
+    norms = np.hypot(*cliff.cliff_backward(cache))
     wall = norms.argmax()
     below, above = wall - 500, wall + 500                        # 0.005 to either side
     assert norms[wall] > 300 * max(norms[below], norms[above])
@@ -79,35 +71,35 @@ def test_there_is_a_wall():
 
 @pytest.fixture(scope="module")
 def paths():
-    return {variant: clipping.descend(variant) for variant in clipping.VARIANTS}
+    return {variant: cliff.descend(variant) for variant in VARIANTS}
 
 
 def test_without_clipping_the_wall_throws_it_far_away_for_good(paths):
-    at = clipping.thrown(paths["none"])
+    at = cliff.thrown(paths["none"])
     before, after = paths["none"][at], paths["none"][at + 1]
     assert before.norm > 20
-    assert math.hypot(after.w - before.w, after.b - before.b) == pytest.approx(clipping.CLIFF["lr"] * before.norm)
+    assert math.hypot(after.w - before.w, after.b - before.b) == pytest.approx(cliff.CLIFF["lr"] * before.norm)
     assert math.hypot(after.w - before.w, after.b - before.b) > 10
     assert paths["none"][-1].norm < 1e-6                         # flat there: it does not come back
     assert paths["none"][-1].error == pytest.approx(0.09, abs=1e-4)
 
 
 @pytest.mark.parametrize("variant", ["value", "norm"])
-def test_clipped_it_stays_beside_the_wall_and_goes_down(paths, variant):
+def test_clipped_it_stays_by_the_wall_and_goes_down(paths, variant):
     points = paths[variant]
-    assert clipping.thrown(points) is None
+    assert cliff.thrown(points) is None
     assert max(point.norm for point in points) > 20              # it meets the same wall
     assert sum(point.error for point in points[-20:]) / 20 < 0.05
     assert any(point.clipped for point in points)
-    assert not any(point.clipped for point in points[:clipping.shared_steps(paths)])
+    assert not any(point.clipped for point in points[:cliff.shared_steps(paths)])
 
 
 def test_by_norm_the_direction_is_kept_and_by_value_it_is_not(paths):
-    n = clipping.shared_steps(paths)
+    n = cliff.shared_steps(paths)
     move = {variant: np.subtract(points[n + 1][:2], points[n][:2]) for variant, points in paths.items()}
     unit = {variant: step / np.linalg.norm(step) for variant, step in move.items()}
     assert unit["norm"] == pytest.approx(unit["none"], abs=1e-9)
-    assert np.linalg.norm(move["norm"]) == pytest.approx(clipping.CLIFF["lr"] * clipping.CLIFF["threshold"])
+    assert np.linalg.norm(move["norm"]) == pytest.approx(cliff.CLIFF["lr"] * cliff.CLIFF["threshold"])
     assert unit["value"] == pytest.approx([math.sqrt(0.5)] * 2)
     assert unit["none"] @ unit["value"] < 0.98
     for points in paths.values():
@@ -119,16 +111,22 @@ def test_the_picture_says_where_the_thrown_one_went(paths, tmp_path):
     from matplotlib.figure import Figure
 
     axes = FigureCanvasAgg(Figure()).figure.add_subplot()
-    clipping.draw_surface(axes, paths)
-    at = clipping.thrown(paths["none"])
+    cliff.draw_surface(axes, paths)
+    at = cliff.thrown(paths["none"])
     there = paths["none"][at + 1]
     text, = (text for text in axes.texts if "thrown" in text.get_text())
     assert f"({there.w:.1f}, {there.b:.1f})" in text.get_text()
-    assert clipping.in_frame(text.xy)
+    assert cliff.in_frame(text.xy)
+
+
+def ran(capsys, *argv):
+    """(exit status, stdout, stderr) of the task in this process."""
+    status = exit_status(clipping.main, [str(word) for word in argv])
+    return status, *capsys.readouterr()
 
 
 def test_only_the_cliff(tmp_path, capsys):
-    status, out, _ = ran(capsys, "--only", "cliff", "--out", tmp_path / "run", "--quiet")
+    status, out, _ = ran(capsys, "cliff", "--out", tmp_path / "run", "--quiet")
     assert status == 0
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {"config.json", "cliff.csv", "cliff.png", "result.json"}
@@ -142,7 +140,7 @@ def test_only_the_cliff(tmp_path, capsys):
 def whole_run(tmp_path_factory):
     """The folder of a tiny table, run to its end."""
     folder = tmp_path_factory.mktemp("table") / "run"
-    assert run(clipping.main, [*TABLE, "--out", str(folder), "--quiet"]) == 0
+    assert exit_status(clipping.main, [*TABLE, "--out", str(folder), "--quiet"]) == 0
     return folder
 
 
@@ -170,16 +168,16 @@ def test_the_log_has_rows_of_every_run(whole_run):
 
 
 def test_diverged_is_not_finite_or_ten_times_the_first_loss():
-    assert clipping.divergence(10.0, 1.0) is None
-    assert "above 10 times its first value" in clipping.divergence(10.1, 1.0)
+    assert table.divergence(10.0, 1.0) is None
+    assert "above 10 times its first value" in table.divergence(10.1, 1.0)
     for loss in (math.nan, math.inf):
-        assert clipping.divergence(loss, 1.0) == f"the loss is {loss}"
+        assert table.divergence(loss, 1.0) == f"the loss is {loss}"
 
 
-@pytest.mark.parametrize("variant", list(clipping.VARIANTS))
+@pytest.mark.parametrize("variant", list(VARIANTS))
 def test_a_loss_that_is_not_finite_is_counted(variant):
-    settings = clipping.parse([*TINY, "--lr", "1e30", "--clip-norm", "1e30", "--clip-value", "1e30"])
-    one = clipping.train_run(settings, 0, variant, clipping.generate(settings, 0), 12)
+    settings = {**SETTINGS, "lr": 1e30, "clip_norm": 1e30, "clip_value": 1e30}
+    one = table.train_run(settings, 0, variant, table.generate(settings, 0), 12)
     assert one["diverged_at"] == 2
     assert one["why"] in ("the loss is inf", "the loss is nan")
     json.dumps(one, allow_nan=False)
@@ -189,9 +187,9 @@ def test_a_formula_that_becomes_undefined_is_counted(monkeypatch):
     def undefined(model, batch, rng):
         raise ArithmeticError("the weights sum to 0")
 
-    settings = clipping.parse([*TINY, "--model", "rra"])
+    settings = {**SETTINGS, "model": "rra"}
     monkeypatch.setattr(adding, "forward_backward", undefined)
-    one = clipping.train_run(settings, 0, "norm", clipping.generate(settings, 0), 12)
+    one = table.train_run(settings, 0, "norm", table.generate(settings, 0), 12)
     assert (one["diverged_at"], one["why"], one["test_mse"]) == (1, "the weights sum to 0", None)
 
 
@@ -203,11 +201,11 @@ def test_all_variants_start_from_the_same_weights_and_see_the_same_batches(monke
         return plain(model, batch, rng)
 
     monkeypatch.setattr(adding, "forward_backward", recording)
-    settings = clipping.parse([*TINY, "--lr", "0.1"])
-    data = clipping.generate(settings, 3)
-    for variant in clipping.VARIANTS:
+    settings = {**SETTINGS, "lr": 0.1}
+    data = table.generate(settings, 3)
+    for variant in VARIANTS:
         seen.append([])
-        clipping.train_run(settings, 3, variant, data, 12)
+        table.train_run(settings, 3, variant, data, 12)
     for other in seen[1:]:
         for a, b in zip(seen[0][0][0], other[0][0]):
             np.testing.assert_array_equal(a, b)
@@ -219,9 +217,9 @@ def test_all_variants_start_from_the_same_weights_and_see_the_same_batches(monke
 
 
 def test_the_model_is_that_of_the_adding_task():
-    settings = clipping.parse([*TINY, "--seed", "3"])
-    theirs = adding.build({**adding.DEFAULTS, **settings}, "lstm")
-    for a, b in zip(clipping.build(settings, 3).parameters(), theirs.parameters()):
+    settings = {**SETTINGS, "seed": 3}
+    theirs = adding.build({**adding.DEFAULTS, **settings})
+    for a, b in zip(table.build(settings, 3).parameters(), theirs.parameters()):
         np.testing.assert_array_equal(a.value, b.value)
 
 
@@ -237,122 +235,41 @@ def test_clip_says_the_norm_before_and_whether_it_acts():
                                            ("norm", 1.0, True, [0.6, 0.8]), ("value", 4.0, False, [3, 4]),
                                            ("value", 3.5, True, [3, 3.5])]:
         ours = parameters()
-        assert clipping.clip(variant, ours, threshold) == (5.0, acts)
+        assert clip(variant, ours, threshold) == (5.0, acts)
         assert ours[0].grad == pytest.approx(left)
 
 
-# ---- resume ----------------------------------------------------------------------------------------------
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Drawing takes longer than the runs."""
-    monkeypatch.setattr(clipping, "draw_losses", lambda *args: None)
-
-
-def same_table(one, other):
-    for name in ("table.md", "log.csv"):
-        assert (one / name).read_bytes() == (other / name).read_bytes()
-
-
-def test_resume_makes_what_is_missing_and_gives_the_same_table(whole_run, tmp_path, capsys, monkeypatch, undrawn):
-    folder = tmp_path / "run"
-    shutil.copytree(whole_run, folder)
-    kept = [one for one in runs_in(folder) if (one["variant"], one["seed"]) not in {("norm", 0), ("none", 1)}]
-    (folder / "runs.json").write_text(json.dumps(kept), encoding="utf-8")
-    made, plain = [], clipping.train_run
-    monkeypatch.setattr(clipping, "train_run", lambda *args: made.append(args[1:3]) or plain(*args))
-    assert ran(capsys, "--resume", folder)[0] == 0
-    assert made == [(0, "norm"), (1, "none")]
-    same_table(folder, whole_run)
-
-
-def test_an_interrupt_keeps_what_is_done(whole_run, tmp_path, capsys, monkeypatch, undrawn):
-    calls, plain = [], clipping.train_run
+def test_an_interrupt_keeps_what_is_done(tmp_path, monkeypatch):
+    calls, plain = [], table.train_run
 
     def interrupted(*args):
         calls.append(args)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return plain(*args)
-
-    monkeypatch.setattr(clipping, "train_run", interrupted)
-    status, _, err = ran(capsys, *TABLE, "--out", tmp_path / "run", "--quiet")
-    assert (status, len(err.splitlines())) == (130, 1), err
-    assert "2 of 6 runs are done and kept" in err
-    assert len(runs_in(tmp_path / "run")) == 2
-    assert ran(capsys, "--resume", tmp_path / "run", "--quiet")[0] == 0
-    same_table(tmp_path / "run", whole_run)
-
-
-def test_a_run_killed_before_its_first_result_starts_again(whole_run, tmp_path, capsys, undrawn):
-    (tmp_path / "run").mkdir()
-    shutil.copy(whole_run / "config.json", tmp_path / "run/config.json")
-    assert ran(capsys, "--resume", tmp_path / "run", "--quiet")[0] == 0
-    same_table(tmp_path / "run", whole_run)
-
-
-@pytest.mark.parametrize(("flags", "says"), [
-    (["--lr", "0.3"], "--lr 0.3 differs"), (["--seeds", "3"], "--seeds 3 differs"), (["--steps", "13"], "--steps 13"),
-    (["--epochs", "2"], "--steps None differs"), (["--only", "cliff"], "--only cliff differs"),
-    (["--out", "elsewhere"], "name different folders")])
-def test_resume_refuses_other_settings(whole_run, capsys, flags, says):
-    before = {path.name: path.read_bytes() for path in whole_run.iterdir()}
-    status, _, err = ran(capsys, "--resume", whole_run, *flags)
-    assert (status, len(err.splitlines())) == (2, 1), err
-    assert says in err
-    assert {path.name: path.read_bytes() for path in whole_run.iterdir()} == before
-
-
-@pytest.mark.parametrize("damage", [
-    lambda text: text[:-20], lambda text: "{}", lambda text: "[3]", lambda text: text.replace('"norm"', '"other"'),
-    lambda text: text.replace('"seed": 1', '"seed": 0'), lambda text: text.replace('"steps": 12', '"steps": "12"'),
-    lambda text: text.replace('"curve": [[', '"curve": [["x", '),
-    lambda text: text.replace('"test_mse": 0', '"test_mse": null, "x": 0')],
-    ids=["cut", "object", "number", "variant", "twice", "text", "curve", "more"])
-def test_damaged_results_are_one_line(whole_run, tmp_path, capsys, damage):
-    folder = tmp_path / "run"
-    shutil.copytree(whole_run, folder)
-    (folder / "runs.json").write_text(damage((folder / "runs.json").read_text(encoding="utf-8")), encoding="utf-8")
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    status, _, err = ran(capsys, "--resume", folder)
-    assert (status, len(err.splitlines())) == (2, 1), err
-    assert "runs.json: damaged" in err
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    monkeypatch.setattr(table, "train_run", interrupted)
+    with pytest.raises(Interrupted, match="2 of 6 runs are done and kept"):
+        table.table(tmp_path, {**SETTINGS, "quiet": True})
+    assert len(runs_in(tmp_path)) == 2
 
 
 # ---- bad input -------------------------------------------------------------------------------------------
 
 BAD = [
-    (["--seeds", "0"], "--seeds"), (["--only", "wall"], "--only"), (["--lr", "nan"], "--lr"),
-    (["--optimizer", "adam"], "--optimizer is 'adam'; expected sgd"), (["--eval-every", "5"], "--eval-every is 5"),
-    (["--clip-norm", "0"], "--clip-norm is 0; expected a threshold above 0"), (["--clip-value", "-1"], "--clip-value"),
-    (["--only", "cliff", "--lr", "0.1"], "--lr is of the table"), (["--batch-size", "50"], "batch_size is 50"),
-    (["--only", "cliff", "--dtype", "float64"], "--dtype is of the table"), (["-S", "1"], "-S"),
-    (["--steps", "5", "--epochs", "1"], "--steps and --epochs were both given"), (["--fast"], "--fast"),
-    (["--resume", "nowhere"], "no run there")]
+    ("--seeds 0", "--seeds"), ("wall", "unrecognized arguments: wall"), ("--lr nan", "--lr"), ("-S 1", "-S"),
+    ("--clip-norm 0", "argument --clip-norm: '0'; expected a finite number above 0"),
+    ("--clip-value -1", "--clip-value"), ("cliff --lr 0.1", "unrecognized arguments: --lr 0.1"),
+    ("table --batch-size 50 --train-size 40", "batch_size is 50"),
+    ("-K 4", "--window has no meaning with lstm"), ("--resume nowhere", "unrecognized arguments: --resume nowhere")]
 
 
-@pytest.mark.parametrize(("flags", "says"), BAD, ids=[" ".join(flags) for flags, _ in BAD])
+@pytest.mark.parametrize(("flags", "says"), BAD)
 def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, flags, says):
     monkeypatch.chdir(tmp_path)
-    status, _, err = ran(capsys, "--train-size", "40", *flags) if "cliff" not in flags else ran(capsys, *flags)
+    status, _, err = ran(capsys, *flags.split())
     assert (status, len(err.splitlines())) == (2, 1), err
     assert says in err
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(gpu_problem() is None, reason="there is a GPU")
-def test_no_gpu_is_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    status, _, err = ran(capsys, *TINY, "--device", "gpu")
-    assert (status, len(err.splitlines())) == (2, 1), err
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_is_not_empty_is_refused(whole_run, capsys):
-    status, _, err = ran(capsys, *TABLE, "--out", whole_run)
-    assert (status, len(err.splitlines())) == (2, 1)
-    assert f"--resume {whole_run}" in err
 
 
 # ---- as a program ----------------------------------------------------------------------------------------

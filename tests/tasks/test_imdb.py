@@ -136,8 +136,8 @@ def test_compare_trains_on_the_same_batches(tmp_path, capsys, small):
     def noting(model, batch, rng):
         met.append(batch[0].tobytes())
         return forward_backward(model, batch, rng)
-    status, _, err = ran(capsys, dataclasses.replace(TASK, step=noting), *small, "--steps", 5, "--compare", "birra,lstm",
-                         "--quiet", "--out", out)
+    status, _, err = ran(capsys, dataclasses.replace(TASK, step=noting), *small, "--steps", 5, "--compare",
+                         "birra,lstm", "--quiet", "--out", out)
     assert status == 0, err
     assert met[:5] == met[5:]
     assert result(out / "birra")["data"] == result(out / "lstm")["data"]
@@ -157,7 +157,8 @@ def test_compare_trains_on_the_same_batches(tmp_path, capsys, small):
 
 def test_a_part_of_the_reviews_is_a_random_one(small, data):
     everything = imdb.open_reviews(settings_of(TASK, small)).train
-    parts = [imdb.open_reviews(settings_of(TASK, [*small, "--train-size", "9", "--seed", seed])).train for seed in "00123"]
+    parts = [imdb.open_reviews(settings_of(TASK, [*small, "--train-size", "9", "--seed", seed])).train
+             for seed in "00123"]
     assert parts[0].tokens.tobytes() == parts[1].tokens.tobytes()
     assert len({part.tokens.tobytes() for part in parts}) == 4
     texts = {everything.tokens[a:b].tobytes() for a, b in zip(everything.offsets, everything.offsets[1:])}
@@ -294,7 +295,7 @@ def test_a_file_with_a_bad_line(tmp_path, capsys, finished, written, sentence):
 def test_a_folder_and_what_is_no_plain_file_are_never_read_as_a_text(tmp_path, capsys, finished):
     status, out, err = ran(capsys, TASK, "predict", tmp_path, "--checkpoint", finished)
     assert (status, out, err) == (2, "", f"error: {tmp_path}: cannot be read (Is a directory)\n")
-    status, out, err = ran(capsys, TASK, "predict", "/dev/null", "--checkpoint", finished)           # as <(a command) is
+    status, out, err = ran(capsys, TASK, "predict", "/dev/null", "--checkpoint", finished)     # as <(a command) is
     assert (status, out, "text 1 has no word ('')" in err) == (2, "", True)
 
 
@@ -337,24 +338,6 @@ def linear(capsys, *argv):
     """(exit status, stdout, stderr) of tasks/imdb_linear.py."""
     status = exit_status(imdb_linear.main, [str(word) for word in argv])
     return status, *capsys.readouterr()
-
-
-@pytest.mark.parametrize("name", imdb_linear.MODELS)
-def test_a_linear_classifier_learns_the_two_words(tmp_path, capsys, data, name):
-    out = tmp_path / "run"
-    status, shown, err = linear(capsys, name, *LINEAR, "--data", data, "--out", out, "--epochs", 60, "--lr", .1)
-    assert status == 0, err
-    assert re.search(rf"{name}: test error [\d.]+% after 60 epochs, training error 0.00%; ", shown)
-    assert {path.name for path in out.iterdir()} == {"config.json", "log.csv", "result.json"}
-    kept, (_, rows) = result(out), read_log(out / "log.csv")
-    assert (kept["model"], kept["steps"], kept["epochs"], kept["train_error"]) == (name, 60, 60, 0)
-    assert kept["test_error"] == rows[-1]["test_error"] <= 0.25
-    assert kept["data"] == {"train": 24, "test": 24, "part": 24, "features": 32 if name == "bow" else 23}
-    for more in (["--epochs", 1], []):
-        status, shown, err = linear(capsys, name, *LINEAR, "--data", data, "--out", tmp_path / f"{len(more)}", *more)
-        assert status == 0, err
-    assert "(as many as were best for a tenth of the training reviews)" in shown
-    assert 1 <= result(tmp_path / "0")["epochs"] <= imdb_linear.EPOCHS
 
 
 @pytest.mark.parametrize(("argv", "sentence"), [
@@ -443,22 +426,6 @@ def test_the_linear_classifiers_gradient_by_hand(sparse, monkeypatch):
         np.testing.assert_allclose(dW, expected_dW, rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(db, expected_db, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(W, seen[-1][0][0] - 0.5 * seen[-1][0][1])
-
-
-def test_the_number_of_epochs_is_the_best_for_what_is_held_out(monkeypatch):
-    rows, labels = np.eye(20), np.arange(20) % 2
-    given = []
-
-    def made(of_them, their_labels, seed, *, lr, epochs, each):
-        given.append((of_them, their_labels, epochs, lr))
-        right = 20.0 * np.stack([1 - labels, labels], axis=1)                # (20, 2): all of them classified rightly
-        for epoch in range(1, epochs + 1):
-            each(epoch, right if epoch in (4, 7) else -right, np.zeros(2))
-    monkeypatch.setattr(imdb_linear, "train_linear", made)
-    assert imdb_linear.best_epochs(rows, labels, 0, lr=0.1) == 4
-    (of_them, their_labels, epochs, lr), = given
-    assert (of_them.shape, epochs, lr) == ((18, 20), imdb_linear.EPOCHS, 0.1)
-    np.testing.assert_array_equal(of_them @ labels, their_labels)
 
 
 # ---- kept results ----------------------------------------------------------------------------------------

@@ -1,27 +1,25 @@
 """tasks/tsdae.py: as a user runs it, and with bad input."""
 
 import json
-import os
 import re
 import shlex
-import signal
-import subprocess
-import sys
-import time
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import result
+from task_runs import ran, refused
 
 from minigrad.data.sts import Pairs, find_sts
-from minigrad.tensors import load_tensors
-from minigrad.training.runlog import read_log
+from minigrad.training import read_log
 from models.tsdae import TSDAE
-from tasks import adding, tsdae, tsdae_ablate, tsdae_score
-from tasks.frame import results
-from tasks.frame.common import run
-from tasks.frame.run_folder import UsageError
+from tasks import adding, frame, tsdae, tsdae_ablate, tsdae_score
+from tasks.frame import exit_status, results
+from tasks.frame.flags import defaults_of
+from tasks.tsdae_data import open_corpus
 
+TASK = tsdae.TASK
 pytestmark = pytest.mark.usefixtures("quick_figures")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,30 +61,8 @@ def given(data):
 def trained(tmp_path_factory, given):
     """The folder of a finished run."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    assert run(tsdae.main, [*SMALL, *given, "--steps", "15", "--quiet", "--out", str(out)]) == 0
+    assert frame.run(TASK, [*SMALL, *given, "--steps", "15", "--quiet", "--out", str(out)]) == 0
     return out
-
-
-def ran(capsys, *argv):
-    """(exit status, stdout, stderr) of the task in this process."""
-    capsys.readouterr()
-    try:
-        status = run(tsdae.main, [str(word) for word in argv])
-    except SystemExit as end:                                # argparse
-        status = end.code
-    return status, *capsys.readouterr()
-
-
-def refused(capsys, *argv):
-    """The one line on stderr of a command that ends with status 2."""
-    status, out, err = ran(capsys, *argv)
-    assert status == 2, (status, out, err)
-    assert re.fullmatch(r"error: [^\n]+\n", err), err
-    return err
-
-
-def result(folder):
-    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
 # ---- runs ------------------------------------------------------------------------------------------------
@@ -94,7 +70,7 @@ def result(folder):
 @pytest.mark.figures
 def test_a_run_writes_what_the_help_says(tmp_path, capsys, given):
     out = tmp_path / "run"
-    status, shown, err = ran(capsys, *SMALL, *given, "--steps", 10, "--out", out)
+    status, shown, err = ran(capsys, TASK, *SMALL, *given, "--steps", 10, "--out", out)
     assert status == 0, err
     assert {path.name for path in out.iterdir()} == {
         "config.json", "log.csv", "sts.png", "loss.png", "alignment-uniformity.png", "grad_norm.png", "scores.png",
@@ -132,7 +108,7 @@ def test_the_untrained_encoder_is_the_one_that_the_run_began_with(trained):
 def test_the_model_learns_to_rebuild_and_uses_the_embedding(tmp_path, capsys, given):
     out = tmp_path / "run"
     flags = ["--steps", 300, "--lr", 1e-2, "--eval-every", 300, "--ratio", 0.2, "--quiet"]
-    assert ran(capsys, *SMALL, *given, *flags, "--out", out)[0] == 0
+    assert ran(capsys, TASK, *SMALL, *given, *flags, "--out", out)[0] == 0
     rows = read_log(out / "log.csv")[1]
     assert rows[-1]["held_out_loss"] < 0.4 * rows[0]["held_out_loss"]
     assert rows[-1]["held_out_loss_shuffled"] > rows[-1]["held_out_loss"] + 0.2
@@ -141,7 +117,8 @@ def test_the_model_learns_to_rebuild_and_uses_the_embedding(tmp_path, capsys, gi
 @pytest.mark.figures
 def test_training_without_the_benchmark(tmp_path, capsys, data):
     out = tmp_path / "run"
-    status, shown, err = ran(capsys, *SMALL, "--data", data / "text.txt", "--sts", "none", "--steps", 5, "--out", out)
+    status, shown, err = ran(capsys, TASK, *SMALL, "--data", data / "text.txt", "--sts", "none", "--steps", 5,
+                             "--out", out)
     assert status == 0, err
     assert result(out)["best"]["value"] == min(row["held_out_loss"] for row in read_log(out / "log.csv")[1])
     assert "scores" not in result(out)
@@ -153,48 +130,18 @@ def test_training_without_the_benchmark(tmp_path, capsys, data):
     ["--ratio", "0"], ["--ratio", "1"], ["--pooling", "mean", "--norm", "post"], ["--pooling", "max", "--no-tie"],
     ["--dropout", "0.1", "--attention-dropout", "0.1", "--activation", "relu"], ["--no-sts-text", "--longest", "0"]])
 def test_every_setting_runs(tmp_path, capsys, given, flags):
-    status, _, err = ran(capsys, *SMALL, *given, *flags, "--steps", 3, "--quiet", "--out", tmp_path / "run")
+    status, _, err = ran(capsys, TASK, *SMALL, *given, *flags, "--steps", 3, "--quiet", "--out", tmp_path / "run")
     assert status == 0, err
 
 
-def test_a_resumed_run_ends_in_the_same_bytes(tmp_path, capsys, given):
-    flags = [*SMALL, *given, "--dropout", "0.1", "--schedule", "constant", "--quiet"]
-    assert ran(capsys, *flags, "--steps", 20, "--out", tmp_path / "whole")[0] == 0
-    assert ran(capsys, *flags, "--steps", 10, "--out", tmp_path / "parts")[0] == 0
-    assert ran(capsys, "--resume", tmp_path / "parts", "--steps", 20)[0] == 0
-    whole, parts = (load_tensors(tmp_path / name / "last.safetensors")[0] for name in ("whole", "parts"))
-    assert whole.keys() == parts.keys()
-    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
-
-
-@pytest.mark.slow
-def test_ctrl_c_saves_and_the_run_can_go_on(tmp_path, given):
-    out = tmp_path / "run"
-    command = [sys.executable, str(ROOT / "tasks/tsdae.py"), *SMALL, *given, "--steps", "100000", "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env={**os.environ, "PYTHONUNBUFFERED": "1"})
-    try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (
-                (out / "log.csv").exists() and len((out / "log.csv").read_text().splitlines()) > 2):
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130, err
-    assert "go on with --resume" in err.splitlines()[-1]
-    assert "Traceback" not in err
-
-
 def test_the_benchmarks_sentences_are_trained_on_without_their_scores(data, given):
-    settings = {**tsdae.DEFAULTS, "data": given[1], "sts": given[3], "seed": 0, "quiet": True, "sts_times": 3}
-    corpus = tsdae.open_corpus(settings)
+    settings = {**defaults_of(TASK, {}), "data": given[1], "sts": given[3], "seed": 0, "quiet": True, "sts_times": 3}
+    corpus = open_corpus(settings)
     of_sts = {*corpus.sts["train"].first, *corpus.sts["train"].second}
     counts = [corpus.train.count(sentence) for sentence in of_sts - set(corpus.held_out)]
     assert set(counts) == {3}
     assert not set(corpus.held_out) & {*corpus.text, *corpus.train}
-    without = tsdae.open_corpus({**settings, "no_sts_text": True})
+    without = open_corpus({**settings, "no_sts_text": True})
     text = set((data / "text.txt").read_text(encoding="utf-8").splitlines())
     assert {*without.text, *without.held_out} == text
 
@@ -249,7 +196,7 @@ def test_alignment_and_uniformity():
 def test_encode_writes_a_vector_for_each_line(tmp_path, capsys, trained):
     lines = made_sentences(20, 5)
     (tmp_path / "lines.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    status, shown, err = ran(capsys, "--encode", tmp_path / "lines.txt", "--checkpoint", trained, "--out",
+    status, shown, err = ran(capsys, TASK, "encode", tmp_path / "lines.txt", "--checkpoint", trained, "--out",
                              tmp_path / "vectors.npy")
     assert status == 0, err
     vectors = np.load(tmp_path / "vectors.npy")
@@ -257,15 +204,15 @@ def test_encode_writes_a_vector_for_each_line(tmp_path, capsys, trained):
     assert vectors.shape == (20, 16)
     np.testing.assert_array_equal(vectors, TSDAE.load(trained / "best.safetensors").encode(lines))
     assert "row n the n-th line" in shown
-    assert "is there already; nothing was written" in refused(
-        capsys, "--encode", tmp_path / "lines.txt", "--checkpoint", trained, "--out", tmp_path / "vectors.npy")
+    refused(capsys, "is there already; nothing was written", TASK, "encode", tmp_path / "lines.txt", "--checkpoint",
+            trained, "--out", tmp_path / "vectors.npy")
 
 
 def test_nearest_prints_the_sentence_itself_first(tmp_path, capsys, trained):
     lines = made_sentences(20, 5)
     (tmp_path / "lines.txt").write_text("\n".join(lines), encoding="utf-8")
-    status, shown, err = ran(capsys, "--encode", tmp_path / "lines.txt", "--checkpoint", trained, "--nearest", lines[7],
-                             "--top", 3)
+    status, shown, err = ran(capsys, TASK, "encode", tmp_path / "lines.txt", "--checkpoint", trained, "--nearest",
+                             lines[7], "--top", 3)
     assert status == 0, err
     rows = [line.split("  ", 1) for line in shown.splitlines()]
     assert len(rows) == 3
@@ -275,7 +222,7 @@ def test_nearest_prints_the_sentence_itself_first(tmp_path, capsys, trained):
 
 def test_a_long_line_is_cut_with_one_warning(tmp_path, capsys, trained):
     (tmp_path / "lines.txt").write_text("word " * 50 + "\na cat\n" + "word " * 60, encoding="utf-8")
-    status, _, err = ran(capsys, "--encode", tmp_path / "lines.txt", "--checkpoint", trained, "--nearest", "a cat")
+    status, _, err = ran(capsys, TASK, "encode", tmp_path / "lines.txt", "--checkpoint", trained, "--nearest", "a cat")
     assert status == 0
     assert re.fullmatch(r"warning: 2 of 3 sentences have more than 10 words, .* cut off\n", err)
 
@@ -283,11 +230,21 @@ def test_a_long_line_is_cut_with_one_warning(tmp_path, capsys, trained):
 # ---- the ablation ----------------------------------------------------------------------------------------
 
 def test_the_grid_has_the_base_once_and_every_other_value():
-    settings = {**tsdae.DEFAULTS, "ablate": "ratio,noise,pooling,tie"}
+    settings = {**tsdae.DEFAULTS, "groups": "ratio,noise,pooling,tie"}
     names = list(tsdae_ablate.variants(settings))
     assert names == ["base", "ratio-0", "ratio-0.2", "ratio-0.4", "ratio-0.5", "ratio-0.6", "ratio-0.7", "ratio-0.8",
                      "ratio-0.9", "swap", "mask", "replace", "add", "mean-pooling", "max-pooling", "not-tied"]
     assert "tied" in tsdae_ablate.variants({**settings, "no_tie": True})
+
+
+@pytest.mark.parametrize(("argv", "says"), [
+    ("--groups ratio,nois", "--groups has 'nois'; expected names among ratio, noise, pooling, tie"),
+    ("--groups tie,tie", "twice"), ("--sts none", "an ablation compares scores")])
+def test_bad_flags_of_the_ablation(tmp_path, capsys, given, argv, says, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert exit_status(tsdae_ablate.main, [*given, *argv.split()]) == 2
+    assert says in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.figures
@@ -295,8 +252,9 @@ def test_the_grid_has_the_base_once_and_every_other_value():
 def test_ablate_runs_the_grid_and_draws_it(tmp_path, capsys, given, monkeypatch):
     out = tmp_path / "grid"
     monkeypatch.delitem(tsdae_ablate.GROUPS["pooling"], "max-pooling")       # a process less
-    flags = ["--steps", 2, "--jobs", 2, "--ablate", "pooling,tie", "--out", out]
-    status, shown, err = ran(capsys, *SMALL, *given, *flags)
+    flags = ["--steps", "2", "--jobs", "2", "--groups", "pooling,tie", "--out", str(out)]
+    status = exit_status(tsdae_ablate.main, [*SMALL, *given, *flags])
+    shown, err = capsys.readouterr()
     assert status == 0, err
     assert {path.name for path in out.iterdir()} == {
         "config.json", "base", "mean-pooling", "not-tied", "ablation.md", "ablation.json",
@@ -307,20 +265,12 @@ def test_ablate_runs_the_grid_and_draws_it(tmp_path, capsys, given, monkeypatch)
     assert "| not tied |" in shown
     before = (out / "base/result.json").stat().st_mtime_ns
     (out / "not-tied/result.json").unlink()                  # as if stopped in the middle of it
-    status, again, err = ran(capsys, "--resume", out)
+    status = exit_status(tsdae_ablate.main, ["--resume", str(out)])
+    again, err = capsys.readouterr()
     assert status == 0, err
     assert (out / "base/result.json").stat().st_mtime_ns == before
     shown, again = (text.split("Spearman after 2 steps")[1].split("figures")[0] for text in (shown, again))
     assert shown == again
-
-
-@pytest.mark.slow
-def test_a_run_of_the_grid_that_fails_ends_it_with_its_line(tmp_path, capsys, given, monkeypatch):
-    out = tmp_path / "grid"
-    monkeypatch.setitem(tsdae_ablate.GROUPS, "tie", {"not-tied": {"batch_size": 100_000}})
-    err = refused(capsys, *SMALL, *given, "--steps", 2, "--ablate", "tie", "--quiet", "--out", out)
-    assert "not-tied" in err
-    assert "100,000" in err.replace("100000", "100,000")
 
 
 # ---- kept results ----------------------------------------------------------------------------------------
@@ -335,7 +285,8 @@ def test_a_run_is_kept_and_shown(tmp_path, trained, monkeypatch):
     kept = json.loads(results.keep(trained, "tiny").read_text(encoding="utf-8"))
     assert kept["ran_on"]["command"] == "python tasks/tsdae.py --steps 15"
     assert str(tmp_path) not in json.dumps(kept["result"])
-    assert "| delete 0.3, cls, tied, vocab 50, buckets 10, width 16" in results.table(tmp_path / "docs/results/tsdae")
+    table = results.table(tmp_path / "docs/results/tsdae")
+    assert "| TSDAE, delete 0.3, cls, tied, vocab 50, buckets 10, width 16" in table
     results.figure(tmp_path / "docs/results/tsdae", tmp_path / "curves.png", None)
     assert (tmp_path / "curves.png").stat().st_size > 1000
 
@@ -345,20 +296,18 @@ def test_a_run_is_kept_and_shown(tmp_path, trained, monkeypatch):
 @pytest.mark.parametrize(("argv", "says"), [
     ("--ratio 1.5", "--ratio is 1.5"), ("--ratio nan", "--ratio"), ("--noise delet", "--noise"),
     ("--pooling last", "--pooling"), ("--width 10 --heads 4", "--heads is 4; expected a divisor of --width, 10"),
-    ("--ablate ratio,nois", "--ablate has 'nois'"), ("--ablate tie,tie", "twice"), ("--jobs 2", "--jobs"),
-    ("--ablate --sts none", "--ablate compares scores"),
-    ("--nearest hello", "--nearest has a meaning only with --encode FILE"), ("--top 3", "--top"),
-    ("--encode x.txt", "--encode needs --checkpoint"), ("--encode x.txt --checkpoint y", "--encode needs --out"),
-    ("--encode x.txt --checkpoint y --out z.npy --ratio 0.1", "--ratio has no meaning with --encode"),
-    ("--encode x.txt --checkpoint y --out z.npy --top 3", "--top has a meaning only with --nearest"),
+    ("--jobs 2", "unrecognized arguments: --jobs 2"), ("--nearest hello", "unrecognized arguments: --nearest hello"),
+    ("encode x.txt", "required: --checkpoint"), ("encode x.txt --checkpoint y", "encode needs --out"),
+    ("encode x.txt --checkpoint y --out z.npy --ratio 0.1", "unrecognized arguments: --ratio 0.1"),
+    ("encode x.txt --checkpoint y --out z.npy --top 3", "--top has a meaning only with --nearest"),
     ("--vocab 20 --buckets 20", "buckets 20"), ("--batch-size 10000", "10000"), ("--dropout 1", "Dropout: p is 1.0"),
-    ("--steps 3 --epochs 2", "--steps and --epochs"), ("--warmup 50 --steps 10", "--warmup is 50"),
+    ("--warmup 50 --steps 10", "--warmup is 50"),
     ("--sts nowhere", "--sts nowhere: there is no such folder"),
     ("--data nowhere", "--data nowhere: there is no such file")])
 def test_a_bad_flag_is_one_line_and_nothing_is_written(tmp_path, capsys, given, argv, says, monkeypatch):
     monkeypatch.chdir(tmp_path)
     argv = shlex.split(argv)
-    assert says in refused(capsys, *([] if "--encode" in argv else given), *argv)
+    refused(capsys, says, TASK, *([] if argv[0] == "encode" else given), *argv)
     assert not list(tmp_path.iterdir())
 
 
@@ -367,7 +316,7 @@ def test_a_bad_flag_is_one_line_and_nothing_is_written(tmp_path, capsys, given, 
     (b"fine\n\xff\xfe broken\n", "line 2: not UTF-8")])
 def test_a_bad_text_is_one_line(tmp_path, capsys, content, says):
     (tmp_path / "text.txt").write_bytes(content)
-    assert says in refused(capsys, "--data", tmp_path / "text.txt", "--sts", "none", "--out", tmp_path / "run")
+    refused(capsys, says, TASK, "--data", tmp_path / "text.txt", "--sts", "none", "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -376,37 +325,28 @@ def test_a_malformed_line_of_the_benchmark_is_named(tmp_path, capsys, data):
         (tmp_path / f"sts-{part}.csv").write_bytes((data / "sts" / f"sts-{part}.csv").read_bytes())
     with (tmp_path / "sts-dev.csv").open("a", encoding="utf-8") as file:
         file.write("main\tmade\t2026\t99\t7.5\tone\ttwo\n")
-    err = refused(capsys, "--data", data / "text.txt", "--sts", tmp_path)
-    assert "sts-dev.csv, line 41: the score is '7.5'" in err
+    refused(capsys, "sts-dev.csv, line 41: the score is '7.5'", TASK, "--data", data / "text.txt", "--sts", tmp_path)
 
 
 def test_an_empty_line_to_encode_is_named(tmp_path, capsys, trained):
     (tmp_path / "lines.txt").write_bytes(b"a cat\n   \na dog\n")
-    err = refused(capsys, "--encode", tmp_path / "lines.txt", "--checkpoint", trained, "--out", tmp_path / "v.npy")
-    assert "line 2: empty" in err
+    refused(capsys, "line 2: empty", TASK, "encode", tmp_path / "lines.txt", "--checkpoint", trained, "--out",
+            tmp_path / "v.npy")
     assert not (tmp_path / "v.npy").exists()
 
 
 def test_a_checkpoint_of_another_task_is_refused(tmp_path, capsys):
-    assert run(adding.main, ["-S", "4", "--hidden", "4", "--train-size", "50", "--test-size", "10", "--steps", "1",
-                             "--batch-size", "5", "--quiet", "--out", str(tmp_path / "adding")]) == 0
+    assert frame.run(adding.TASK, ["-S", "4", "--hidden", "4", "--train-size", "50", "--test-size", "10", "--steps",
+                                    "1", "--batch-size", "5", "--quiet", "--out", str(tmp_path / "adding")]) == 0
     (tmp_path / "lines.txt").write_text("a cat", encoding="utf-8")
-    err = refused(capsys, "--encode", tmp_path / "lines.txt", "--checkpoint", tmp_path / "adding", "--nearest", "a cat")
-    assert "not one of tasks/tsdae.py" in err
-    assert "there is no such file" in refused(
-        capsys, "--encode", tmp_path / "lines.txt", "--checkpoint", tmp_path, "--nearest", "a cat")
+    refused(capsys, "not one of tasks/tsdae.py", TASK, "encode", tmp_path / "lines.txt", "--checkpoint",
+            tmp_path / "adding", "--nearest", "a cat")
+    refused(capsys, "there is no such file", TASK, "encode", tmp_path / "lines.txt", "--checkpoint",
+            tmp_path, "--nearest", "a cat")
 
 
 def test_resuming_on_another_text_is_refused(tmp_path, capsys, trained, data, given):
-    import shutil
     shutil.copytree(trained, tmp_path / "run")
     other = tmp_path / "other.txt"
     other.write_text("\n".join(made_sentences(300, 9)), encoding="utf-8")
-    err = refused(capsys, "--resume", tmp_path / "run", "--data", other, "--steps", 15)
-    assert "corpus is" in err
-    assert len(err) < 600
-
-
-def test_parse_refuses_an_unknown_group():
-    with pytest.raises(UsageError, match="expected names among ratio, noise, pooling, tie"):
-        tsdae.parse(["--ablate", "size"])
+    refused(capsys, "corpus is", TASK, "--resume", tmp_path / "run", "--data", other, "--steps", 15)

@@ -2,11 +2,13 @@
 
 import copy
 import inspect
+from types import ModuleType
 
 import numpy as np
 
 from minigrad.backend import array_module, asnumpy
 from minigrad.layer import Layer
+from minigrad.parameter import Parameter
 from minigrad.tree import tree_leaves, tree_map
 
 CONSTANTS = ("mask", "memory_mask", "rng", "target", "targets")     # arguments that have no gradient
@@ -20,7 +22,7 @@ class ContractError(Exception):
 
 
 def is_array(leaf):
-    """Whether it is an array of NumPy or CuPy, or a NumPy scalar; not what merely has a dtype (a type, for example)."""
+    """Whether it is an array of NumPy or CuPy, or a NumPy scalar; not any object with a dtype (a type, for example)."""
     if isinstance(leaf, np.generic):
         return True
     try:
@@ -38,13 +40,41 @@ def host(array):
     return np.asarray(array) if isinstance(array, np.generic) else asnumpy(array)
 
 
-def find_parameters(layer):
-    """{dotted name: Parameter} of a Layer, or of any other object that holds Parameters in its attributes."""
-    if not isinstance(layer, Layer):
-        held, layer = getattr(layer, "__dict__", {}), Layer()
-        vars(layer).update(held)
-    return dict(layer.named_parameters())
+# ---- what a layer holds ----------------------------------------------------------------------------------
 
+def find_parameters(layer):
+    """(name, Parameter) of a layer, or of any other object that holds Parameters as a layer does."""
+    if not isinstance(layer, Layer):
+        held, layer = _members(layer), Layer()
+        vars(layer).update(held)
+    return layer.named_parameters()
+
+
+def held(owner, path="", seen=None):
+    """Yield (dotted path, value) of everything that a layer holds, at any depth: Parameters, arrays, settings."""
+    seen = {} if seen is None else seen
+    members = {} if isinstance(owner, Parameter) or is_array(owner) else _members(owner)
+    if not members:
+        yield path, owner
+    elif id(owner) not in seen:
+        seen[id(owner)] = owner
+        for key, value in members.items():
+            yield from held(value, f"{path}.{key}" if path else str(key), seen)
+
+
+def _members(owner):
+    if isinstance(owner, dict):
+        return owner
+    if isinstance(owner, list | tuple | set | frozenset):
+        return dict(enumerate(owner))
+    if isinstance(owner, ModuleType | type):
+        return {}
+    state = object.__getstate__(owner)                               # a pair where there are __slots__
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(attributes or {}), **(slots or {})}
+
+
+# ---- the layer -------------------------------------------------------------------------------------------
 
 class LayerUnderTest:
     """Holds float64 copies of a layer's inputs and, while it is entered (`with`), of its parameters.
@@ -52,7 +82,7 @@ class LayerUnderTest:
     tensors     {name: array} of everything that has a gradient: inputs by argument name, parameters by dotted name
     dout        the random upstream gradient: the checked scalar is L = sum <dout, outputs>
     flat_dout   the same as one vector on the host; `size` is the norm of <dout, outputs>
-    floor       what the rounding of any backward may put into a gradient, however small that is
+    floor       the rounding error allowed in any gradient, however small the gradient is
     """
 
     def __init__(self, layer, inputs, keywords, seed):
@@ -65,7 +95,7 @@ class LayerUnderTest:
                           for name, value in bound.arguments.items()}
         self.inputs = {name: leaf for argument in self.slots(required=True)
                        for name, leaf in tree_leaves(self.arguments[argument], argument) if is_float_array(leaf)}
-        self.parameters = find_parameters(layer)
+        self.parameters = dict(find_parameters(layer))
         self.dout = None
 
     def __enter__(self):
@@ -101,8 +131,8 @@ class LayerUnderTest:
 
     def forward(self, other=False):
         """(output tree, cache), every call with an equally seeded generator; `other`: with other inputs and seed."""
-        arguments = {name: tree_map(_another, value) if other and name != "rng" else value
-                     for name, value in self.arguments.items()}
+        arguments = {name: tree_map(_another, value) for name, value in self.arguments.items() if name != "rng"} \
+            if other else dict(self.arguments)
         if self.rng is not None:
             fresh = isinstance(self.rng, int | np.integer)
             arguments["rng"] = np.random.default_rng(self.rng) if fresh else copy.deepcopy(self.rng)
@@ -116,7 +146,7 @@ class LayerUnderTest:
         return tree_map(lambda leaf: np.asarray(leaf) if isinstance(leaf, np.generic) else leaf, answer[0]), answer[1]
 
     def outputs(self):
-        """The floating-point outputs, as one vector on the host, of its own memory."""
+        """The floating-point outputs, as one new vector on the host."""
         leaves = [asnumpy(leaf).ravel() for _, leaf in tree_leaves(self.forward()[0]) if is_float_array(leaf)]
         return np.concatenate(leaves)
 
@@ -126,13 +156,13 @@ class LayerUnderTest:
         leaves = [asnumpy(leaf).ravel() for _, leaf in tree_leaves(self.dout)]
         if not sum(leaf.size for leaf in leaves):
             raise ContractError("forward returns no floating-point output")
-        self.flat_dout, outputs = np.concatenate(leaves), self.outputs()
-        if not np.isfinite(outputs).all():
+        self.flat_dout = np.concatenate(leaves)
+        with np.errstate(invalid="ignore", over="ignore"):
+            self.size = float(np.linalg.norm(self.flat_dout * self.outputs()))
+        self.floor = ROUNDINGS * min(self.size, float(np.linalg.norm(self.flat_dout)))
+        if not np.isfinite(self.outputs()).all():
             moved = f" (the parameters moved by about {JITTER:g})" if self.parameters else ""
             raise ContractError(f"forward's output is not finite at these inputs{moved}: nothing to compare there")
-        with np.errstate(over="ignore"):
-            self.size = float(np.linalg.norm(self.flat_dout * outputs))
-        self.floor = ROUNDINGS * min(self.size, float(np.linalg.norm(self.flat_dout)))
 
     def backward(self, cache, dout=None):
         """{name: gradient} from zeroed gradients. Raises ContractError for a wrong structure or shape."""
@@ -164,8 +194,11 @@ class LayerUnderTest:
         if len(grads) != len(names):
             raise ContractError(f"backward returned {len(grads)} gradients; expected one for each of "
                                 f"{', '.join(required) or 'no array input'}")
-        return dict(pair for argument, gradient in zip(names, grads) if argument in required
-                    for pair in tree_leaves(gradient, argument))
+        found = {}
+        for argument, gradient in zip(names, grads):
+            if argument in required:
+                found.update(tree_leaves(gradient, argument))
+        return found
 
 
 def _to_float64(leaf):
