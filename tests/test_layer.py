@@ -9,15 +9,6 @@ import pytest
 
 import minigrad
 from minigrad import Layer, Parameter, Residual, Sequential
-from minigrad.check import (
-    check_choice,
-    check_count,
-    check_mask,
-    check_number,
-    check_rank_and_width,
-    check_shape,
-    check_state,
-)
 from minigrad.layer import summary, validate_on_host
 from minigrad.layers import LSTM, URNN, Dropout, Linear
 from minigrad.tensors import CheckpointError
@@ -397,83 +388,3 @@ def test_public_names():
     assert all(hasattr(minigrad, name) for name in minigrad.__all__)
     assert callable(minigrad.gradcheck)
     assert isinstance(Dropout(0.5), Layer)
-
-
-# ---- checks of arguments ---------------------------------------------------------------------------------
-
-
-def test_check_rank_and_width():
-    check_rank_and_width("F", "x", np.zeros((2, 3, 4)), 3, 4)
-    check_rank_and_width("F", "x", np.zeros(4), None, 4)
-    for array, rank, sentence in [
-        (np.zeros((2, 4)), 3, r"F: x has shape \(2, 4\); expected \(batch, length, 4\)"),
-        (np.zeros((2, 3, 5)), 3, r"F: x has shape \(2, 3, 5\); expected \(batch, length, 4\)"),
-        (np.zeros((2, 5)), 2, r"F: x has shape \(2, 5\); expected \(batch, 4\)"),
-        (np.zeros(()), None, r"F: x has shape \(\); expected \(..., 4\)"),
-    ]:
-        with pytest.raises(ValueError, match=sentence):
-            check_rank_and_width("F", "x", array, rank, 4)
-    with pytest.raises(TypeError, match="F: x has dtype int64; expected floating-point numbers"):
-        check_rank_and_width("F", "x", np.zeros((2, 4), "int64"), 2, 4)
-
-
-def test_check_shape_and_mask():
-    check_shape("F", "x", np.zeros((2, 3)), [2, 3])
-    with pytest.raises(ValueError, match=r"F: x has shape \(2, 3\); expected \(3, 2\)"):
-        check_shape("F", "x", np.zeros((2, 3)), (3, 2))
-    with pytest.raises(TypeError, match="F: x has dtype bool"):
-        check_shape("F", "x", np.zeros((2, 3), bool), (2, 3))
-    check_mask("F", np.ones((2, 3), bool), (2, 3))
-    with pytest.raises(ValueError, match=r"F: mask has shape \(3, 2\); expected \(2, 3\)"):
-        check_mask("F", np.ones((3, 2), bool), (2, 3))
-    for mask, came in [(np.ones((2, 3)), "float64"), (np.ones((2, 3), "int8"), "int8"), ([[True]], "list")]:
-        with pytest.raises(TypeError, match=f"F: mask has dtype {came}; expected bool"):
-            check_mask("F", mask, (2, 3))
-
-
-def test_check_state():
-    shapes = {"h": (2, 3), "c": (2, 3)}
-    check_state("F", (np.zeros((2, 3)), np.zeros((2, 3))), shapes)
-    for state, sentence in [
-        (np.zeros((2, 3)), r"F: state is ndarray; expected a tuple \(h, c\)"),
-        ((np.zeros((2, 3)),), r"F: state is 1 entries; expected a tuple \(h, c\)"),
-        ((np.zeros((2, 3)), np.zeros((3, 2))), r"F: state's c has shape \(3, 2\); expected \(2, 3\)"),
-    ]:
-        with pytest.raises(ValueError, match=sentence):
-            check_state("F", state, shapes)
-    with pytest.raises(TypeError, match=r"F: state's h is .*; expected an array of shape"):
-        check_state("F", (None, np.zeros((2, 3))), shapes)
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.0, True, "1", None, np.nan])
-def test_check_count_refuses(value):
-    with pytest.raises(ValueError, match=r"F: n is .*; expected a whole number of at least 1"):
-        check_count("F", "n", value)
-
-
-def test_check_count_and_choice_accept():
-    for value in (1, np.int32(3), np.uint8(2)):
-        check_count("F", "n", value)
-    check_count("F", "n", 0, least=0)
-    check_choice("F", "mode", "a", ("a", "b"))
-    with pytest.raises(ValueError, match="F: mode is 'c'; expected one of 'a', 'b'"):
-        check_choice("F", "mode", "c", ("a", "b"))
-
-
-@pytest.mark.parametrize(("value", "settings", "interval"), [
-    (-1e-9, {"low": 0}, "[0, inf]"), (np.nan, {"low": 0}, "[0, inf]"), ("1", {"low": 0}, "[0, inf]"),
-    (None, {"low": 0}, "[0, inf]"), (True, {"low": 0}, "[0, inf]"), (1j, {"low": 0}, "[0, inf]"),
-    (np.inf, {"low": 0, "open_high": True}, "[0, inf)"), (0, {"low": 0, "open_low": True}, "(0, inf]"),
-    (1.0, {"low": 0, "high": 1, "open_high": True}, "[0, 1)"), (2, {"low": 0, "high": 1}, "[0, 1]"),
-    (np.complex128(1), {"low": 0}, "[0, inf]"),
-])
-def test_check_number_refuses(value, settings, interval):
-    with pytest.raises(ValueError) as error:
-        check_number("F", "p", value, **settings)
-    assert str(error.value) == f"F: p is {value!r}; expected a number in {interval}"
-
-
-@pytest.mark.parametrize("value", [0, 0.5, 1, np.float32(0.5), np.int64(1), np.float64(0)])
-def test_check_number_accepts(value):
-    check_number("F", "p", value, 0, 1)
-    check_number("F", "p", np.inf, 0)

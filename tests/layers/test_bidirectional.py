@@ -251,21 +251,6 @@ def test_other_than_recurrent_layers_are_refused(make, sentence):
         make()
 
 
-@pytest.mark.parametrize(("arguments", "error", "sentence"), [
-    ((X, (None,)), ValueError, r"Bidirectional: state is 1 entries; expected a tuple \(forward, backward\)"),
-    ((X, np.zeros((2, 3))), ValueError, "Bidirectional: state is ndarray; expected a tuple"),
-    ((X, (None, (np.zeros((B, 5)), np.zeros((B, 5))))), ValueError, r"state's h has shape \(3, 5\); expected \(3, 3\)"),
-    ((X[0],), ValueError, r"x has shape \(7, 4\)"),
-    ((X[..., :3],), ValueError, r"x has shape \(3, 7, 3\)"),
-    ((X, None, np.ones((B, 6), bool)), ValueError, r"mask has shape \(3, 6\); expected \(3, 7\)"),
-    ((X, None, np.ones((B, L))), TypeError, "mask has dtype float64; expected bool"),
-    (([[1.0]],), TypeError, "x is a list"),
-])
-def test_bad_input(arguments, error, sentence):
-    with pytest.raises(error, match=sentence):
-        two().forward(*arguments)
-
-
 def test_it_cannot_be_read_step_by_step():
     with pytest.raises(TypeError, match="Bidirectional: a sequence cannot be read step by step"):
         two().step(np.zeros((B, D)))

@@ -82,30 +82,6 @@ def bad_first_entry(layer, batch):
     return tuple(np.zeros((batch, *shape[1:])) for shape in layer.state_shapes(2).values())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize(("x", "keywords", "error", "sentence"), [
-    (np.zeros((2, 3)), {}, ValueError, r": x has shape \(2, 3\); expected \(batch, length, 4\)"),
-    (np.zeros((2, 3, 5)), {}, ValueError, r": x has shape \(2, 3, 5\); expected \(batch, length, 4\)"),
-    (np.zeros((2, 3, 4), int), {}, TypeError, r": x has dtype int64; expected floating-point"),
-    (np.zeros((2, 3, 4), complex), {}, TypeError, r": x has dtype complex128; expected floating-point"),
-    ([[1.0]], {}, TypeError, r"x is a list; expected a NumPy or CuPy array"),
-    (X, {"mask": np.ones((2, 4), bool)}, ValueError, r": mask has shape \(2, 4\); expected \(2, 3\)"),
-    (X, {"mask": np.ones((2, 3))}, TypeError, r": mask has dtype float64; expected bool"),
-    (X, {"mask": [[True]]}, TypeError, r"mask is a list"),
-    (X, {"state": X}, ValueError, r": state is ndarray; expected a tuple"),
-    (X, {"state": ()}, ValueError, r": state is 0 entries; expected a tuple \((h|past|c).*\)"),
-    (X, {"state": lambda layer: bad_first_entry(layer, 3)}, ValueError, r": state's (h|past|c) has shape \(3, .*\(2, "),
-    (X, {"state": lambda layer: (0,) * len(layer.state_shapes(2))}, TypeError, r"(h|past|c) is 0; expected an array"),
-    (X, {"state": lambda layer: tuple(array.astype(complex) for array in bad_first_entry(layer, 2))}, TypeError,
-     r": state's (h|past|c) has dtype complex128"),
-])
-def test_bad_input(name, x, keywords, error, sentence):
-    layer = FAMILIES[name](4, 5, dtype="float64")
-    keywords = {key: value(layer) if callable(value) else value for key, value in keywords.items()}
-    with pytest.raises(error, match=sentence):
-        layer.forward(x, **keywords)
-
-
 class Wrong(LSTM):
     """Forgets c in what its cell returns, or b among its cell's gradients."""
 
