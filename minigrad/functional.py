@@ -261,7 +261,7 @@ class _AttentionCache(NamedTuple):
     A: Any          # (..., L, e_v)
     P: list
     drops: list
-    how: tuple      # causal, window, scale
+    settings: tuple  # causal, window, scale
 
 
 def masked_softmax(S, mask, rows, keys, offset, causal, window):

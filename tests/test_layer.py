@@ -160,20 +160,6 @@ def test_a_bare_layer_says_what_it_lacks():
         Holder().backward(np.zeros(3), ())
 
 
-def test_call_drops_the_cache():
-    layer, x = Linear(3, 2, rng=0), np.ones((4, 3), "float32")
-    np.testing.assert_array_equal(layer(x), layer.forward(x)[0])
-
-
-def test_zero_grad_fills_all_gradients_in_place():
-    layer = Sequential(Linear(3, 2), Linear(2, 2))
-    grads = [p.grad for p in layer.parameters()]
-    for grad in grads:
-        grad += 1
-    layer.zero_grad()
-    assert all(p.grad is grad and not grad.any() for p, grad in zip(layer.parameters(), grads))
-
-
 @pytest.mark.parametrize("dtype", ["float64", np.float64, np.dtype("float64")])
 def test_astype_keeps_the_parameter_objects(dtype):
     shared = Parameter(np.ones(3, "float32"))
@@ -193,15 +179,6 @@ def test_astype_keeps_the_parameter_objects(dtype):
 def test_astype_refuses_what_is_not_floating_point(dtype):
     with pytest.raises(TypeError, match=f"dtype is '{dtype}'; expected a floating-point dtype"):
         Linear(3, 2).astype(dtype)
-
-
-def test_to_device_cpu_leaves_the_arrays_alone():
-    layer = Linear(3, 2)
-    arrays = [(p.value, p.grad) for p in layer.parameters()]
-    assert layer.to_device("cpu") is layer
-    assert all(p.value is value and p.grad is grad for p, (value, grad) in zip(layer.parameters(), arrays))
-    with pytest.raises(ValueError, match="expected 'cpu', 'gpu' or 'auto'"):
-        layer.to_device("cuda")
 
 
 def test_to_device_moves_a_shared_parameter_once_and_keeps_its_object(monkeypatch):

@@ -79,14 +79,14 @@ class MultiHeadAttention(Layer):
         check_shape("MultiHeadAttention", "dy", dy, cache.query.shape)
         if isinstance(cache, _OneRowCache):
             return _OneRow.backward(self, dy, cache)
-        query, keys, alone, A, attention_cache, mask = cache
+        query, keys, self_attention, A, attention_cache, mask = cache
         dA = affine_backward(dy, A, self.W_o, self.b_o)
         dq, dk, dv = (join_heads(part) for part in softmax_attention.backward(
             split_heads(dA, self.heads), attention_cache))
         dquery = affine_backward(dq, query, self.W_q, self.b_q)
         dkeys = affine_backward(dk, keys, self.W_k, self.b_k)
         dkeys += affine_backward(dv, keys, self.W_v, self.b_v)
-        if alone:
+        if self_attention:
             dquery += dkeys
             return dquery if mask is None else array_module(dy).where(mask[:, :, None], dquery, 0)
         return dquery, dkeys if mask is None else array_module(dy).where(mask[:, :, None], dkeys, 0)
@@ -111,7 +111,7 @@ class _AttentionCache(NamedTuple):
 
     query: Any          # (B, L, d)
     keys: Any           # (B, M, d)     the memory, or the query itself
-    alone: bool         # self-attention
+    self_attention: bool
     A: Any              # (B, L, d_key)
     attention: Any      # the cache of softmax_attention
     mask: Any           # (B, M) or None

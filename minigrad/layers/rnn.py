@@ -183,12 +183,12 @@ def _check_form(residual, shortcut, attention):
     """Raise ValueError unless the three settings of RNN name one of the forms."""
     check_choice("RNN", "shortcut", shortcut, SHORTCUTS)
     if attention and shortcut == "linear":
-        raise ValueError("RNN: shortcut is 'linear' with attention=True; expected 'identity': the states that the "
-                         "attention weighs have no W_f")
+        raise ValueError("RNN: shortcut is 'linear' with attention=True; expected 'identity': the attention's "
+                         "states have no W_f")
     if residual is not None:
         check_count("RNN", "residual", residual, least=2 if attention else 1)
     elif attention:
-        raise ValueError("RNN: residual is None with attention=True; expected k, at least 2: the attention weighs "
+        raise ValueError("RNN: residual is None with attention=True; expected k, at least 2: the attention is over "
                          "h_{t-2} ... h_{t-k}")
     elif shortcut == "linear":
         raise ValueError("RNN: residual is None with shortcut='linear'; expected k, at least 1: the shortcut comes "

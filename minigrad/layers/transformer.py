@@ -198,7 +198,7 @@ def _shareable(shared, **wanted):
     for name, value in wanted.items():
         if settings[name] != value:
             raise ValueError(f"TransformerDecoderLayer: shared has {name} {settings[name]!r} and {name} is {value!r}; "
-                             "expected the same, for it is the shared layer's")
+                             "expected the same, as the shared layer's is used")
     return shared
 
 

@@ -44,11 +44,6 @@ class RunLog:
         """Write the rows, atomically, in place of the file."""
         write_atomically(self.path, self._line(self.columns) + b"".join(map(self._row, self.rows)))
 
-    def cut_back(self, step):
-        """`read` and `write`: what a killed run wrote beyond its checkpoint goes."""
-        self.read(step)
-        self.write()
-
     def column(self, name):
         """[(step, value)] of the rows that have a value in this column."""
         return [(row["step"], row[name]) for row in self.rows if row[name] is not None]
