@@ -165,7 +165,7 @@ def test_what_is_left_is_the_limit(checks):
     assert summary["tests"].startswith("ran out of time")
     assert summary["mnist"].startswith("failed 0 s no MNIST files in ")
     assert summary["bench"].startswith("no time left")
-    assert check.seconds < 10 + 20                               # the figures, where other things run too
+    assert check.seconds < 10 + 60                               # the figures, where other things run too
 
 
 @pytest.mark.slow
