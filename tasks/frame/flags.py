@@ -141,7 +141,7 @@ def refuse(task, given):
     for key, variants in task.flags_of.items():
         if key in given and not set(chosen) & set(variants):
             flag = key.replace("_", "-")
-            raise UsageError(f"--{flag} has no meaning with {', '.join(chosen)}; it is of {', '.join(variants)}")
+            raise UsageError(f"--{flag} has no meaning with {', '.join(chosen)}; it belongs to {', '.join(variants)}")
 
 
 def defaults_of(task, given):

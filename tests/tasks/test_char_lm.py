@@ -310,7 +310,7 @@ def test_checkpoints_of_something_else(tmp_path, capsys, trained):
 @pytest.mark.parametrize(("argv", "sentence"), [
     (["--layer", "gru"], "argument --layer: invalid choice: 'gru'"),
     (["--compare"], "comes nearer)"),
-    (["--layer", "lstm"], "--layers has no meaning with lstm; it is of sru, sru-proj, srupp"),
+    (["--layer", "lstm"], "--layers has no meaning with lstm; it belongs to sru, sru-proj, srupp"),
     (["--heads", "3"], "--heads is 3; expected a divisor of d' = --width / --ratio = 4"),
     (["--ratio", "17"], "--ratio is 17, larger than --width, 16"),
     (["--width", "0"], "argument --width: '0'; expected a whole number of at least 1"),

@@ -119,7 +119,7 @@ def test_a_damaged_config_of_a_part_is_one_line(tmp_path, capsys):
     (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
     (["--forget-bias", "nan"], "argument --forget-bias: 'nan'; expected a finite number"),
     (["--unknown"], "unrecognized arguments: --unknown"),
-    (["--model", "lstm"], "--window has no meaning with lstm; it is of rra, rnn-residual, rnn-attention"),
+    (["--model", "lstm"], "--window has no meaning with lstm; it belongs to rra, rnn-residual, rnn-attention"),
     (["--compare", "lstm,rwa", "--normalize", "sum"], "--window has no meaning with lstm, rwa"),
 ])
 def test_bad_flags(tmp_path, capsys, argv, sentence):

@@ -200,7 +200,7 @@ def test_the_papers_setting():
     (["--max-length", "-1"], "argument --max-length: '-1'"),
     (["--data", "/nowhere"], "aclImdb_v1.tar.gz is neither in /nowhere"),
     (["--data", "/nowhere/a.tar.gz"], "/nowhere/a.tar.gz: there is no such file"),
-    (["--model", "bilstm"], "--window has no meaning with bilstm; it is of rra, rnn-residual, rnn-attention, birra, ")])
+    (["--model", "bilstm"], "--window has no meaning with bilstm; it belongs to rra, rnn-residual, rnn-attention, ")])
 def test_bad_flags(tmp_path, capsys, small, argv, sentence, monkeypatch):
     monkeypatch.setattr("minigrad.data.files._download", no_download)
     refused(capsys, sentence, TASK, *small, "--out", tmp_path / "run", *argv)

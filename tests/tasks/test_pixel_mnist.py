@@ -225,7 +225,7 @@ def test_the_papers_setting():
     (["--batch-size", "31"], "batch_size is 31, larger than the data (30 examples)"),
     (["--model", "rnn-attention", "-K", "1"], "RNN: "),
     (["--data", "/nowhere"], "train-images-idx3-ubyte is neither in /nowhere nor one folder below"),
-    (["--model", "lstm"], "--window has no meaning with lstm; it is of rra, rnn-residual, rnn-attention")])
+    (["--model", "lstm"], "--window has no meaning with lstm; it belongs to rra, rnn-residual, rnn-attention")])
 def test_bad_flags(tmp_path, capsys, small, argv, sentence):
     refused(capsys, sentence, TASK, *small, "--out", tmp_path / "run", *argv)
     assert not (tmp_path / "run").exists()
