@@ -69,9 +69,15 @@ def _members(owner):
         return dict(enumerate(owner))
     if isinstance(owner, ModuleType | type):
         return {}
-    state = object.__getstate__(owner)                               # a pair where there are __slots__
-    attributes, slots = state if isinstance(state, tuple) else (state, None)
-    return {**(attributes or {}), **(slots or {})}
+    found = dict(getattr(owner, "__dict__", {}))
+    for kind in type(owner).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            private = slot.startswith("__") and not slot.endswith("__")
+            name = f"_{kind.__name__.lstrip('_')}{slot}" if private else slot
+            if name not in ("__dict__", "__weakref__") and hasattr(owner, name):
+                found[name] = getattr(owner, name)
+    return found
 
 
 # ---- the layer -------------------------------------------------------------------------------------------
