@@ -26,7 +26,7 @@ class GRU(Recurrent):
     weights = ("W", "U", "b_x", "b_h")
 
     def cell(self, x, state, W, U, b_x, b_h):
-        """One step (torch.nn.GRU; its z is 1 - z of some texts):
+        """One step (as torch.nn.GRU; some texts write 1 - z for z):
 
             r, z = sigma(x W + b_x + h U + b_h)
             n = tanh(x W_n + b_xn + r (h U_n + b_hn))

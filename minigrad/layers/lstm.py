@@ -53,7 +53,8 @@ class LSTM(Recurrent):
     def cell(self, x, state, W, U, b):
         """One step:
 
-            i, f, o = sigma(x W + h U + b)      g = tanh(x W + h U + b)
+            z_i, z_f, z_o, z_g = x W + h U + b
+            i, f, o = sigma(z_i), sigma(z_f), sigma(z_o)      g = tanh(z_g)
             c' = f c + i g
             h' = o tanh(c')
 

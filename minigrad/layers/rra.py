@@ -88,7 +88,8 @@ class RRALSTM(Recurrent):
     def cell(self, x, state, W, U, b, w_hat):
         """One step:
 
-            i, f, o = sigma(x W + h_{t-1} U + b)     g = tanh(x W + h_{t-1} U + b)        (7)
+            z_i, z_f, z_o, z_g = x W + h_{t-1} U + b
+            i, f, o = sigma(z_i), sigma(z_f), sigma(z_o)      g = tanh(z_g)               (7)
             c_t = f c_{t-1} + i g                                                         (8)
             a_t = sum_k w_hat[k-1] h_{t-k-offset+1}                                       (9)
             h_t = o tanh(c_t + a_t)                                                       (10)
