@@ -86,7 +86,7 @@ class Recurrent(Layer):
 
     def cell_weights_backward(self, gradients, made):
         """Add to the Parameters' gradients, from those of the weights that `cell_weights` returned."""
-        self.add_gradients(**dict(zip(self.weights, gradients)))
+        self.add_gradients(**dict(zip(self.weights, gradients, strict=True)))
 
     def draw(self, rng, x):
         """{name: value}: random numbers of the sequence, keyword arguments of the cell. rng is None in evaluation."""

@@ -305,7 +305,7 @@ class SRUpp(Recurrent):
             dy, p = None if dhs is None else dhs.transpose(1, 0, 2), len(self.W_o.value)
             drows, (dc,), gradients = self.plain_backward(dy, (dc,), cache, self._weights())
             dN, dx = drows[:, :, :p], drows[:, :, p:].transpose(1, 0, 2)
-        self.add_gradients(**dict(zip(self.weights, gradients)))
+        self.add_gradients(**dict(zip(self.weights, gradients, strict=True)))
         return dN, dx, dc
 
     def _weights(self):
